@@ -1,0 +1,1 @@
+"""AdaSpec: engine-free core of the speculative-decoding runtime (never imports SGLang)."""

@@ -1,0 +1,1 @@
+"""The `adaspec` console command."""

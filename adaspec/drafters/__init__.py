@@ -1,0 +1,1 @@
+"""Block-diffusion drafter: configuration, network, checkpoints, block layout and loss."""

@@ -1,0 +1,1 @@
+"""The embedded target model: SmolLM2-135M-Instruct from a PyPI wheel."""

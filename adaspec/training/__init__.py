@@ -1,0 +1,1 @@
+"""Offline initialisation of a drafter from a target model's own trajectories."""

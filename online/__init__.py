@@ -1,0 +1,1 @@
+"""Background learner: turns verification feedback into better drafter weights."""

@@ -1,0 +1,1 @@
+"""The only package that imports SGLang: plugin entry points, worker, CPU platform and hooks."""
