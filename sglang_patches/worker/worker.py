@@ -1,0 +1,192 @@
+"""The ADASPEC worker: SGLang's DFLASH worker with a decode step of our own.
+
+Prefill, memory pools, CUDA graphs, the draft model runner and the draft KV writes are upstream's
+(``DFlashWorkerV2``). The decode step is ours because upstream's verifies the whole block, ignores
+penalties inside it, and offers no place to observe a verdict.
+"""
+
+from collections.abc import Callable
+
+import torch
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.lora.layers import unwrap_lora_layer
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+from sglang.srt.speculative.spec_sampling_mask import SpeculativeSamplingMaskCapture
+from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
+from sglang.srt.speculative.spec_utils import GrammarTree
+from sglang.srt.utils import is_cuda
+
+from adaspec.config import config_from_environment
+from sglang_patches.worker.accept import Verdict, accept_greedy, accept_sampled, make_verdict
+from sglang_patches.worker.draft import BlockWindow, open_window, propose
+from sglang_patches.worker.history import OutputHistory
+from sglang_patches.worker.verify import constrain_logits, target_forward
+
+
+class AdaSpecWorker(DFlashWorkerV2):
+    """Draft a block, verify its first ``verify_length`` tokens, commit what the target accepts."""
+
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ):
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self.config = config_from_environment()
+        self.verify_length = self.config.verify.width(self.block_size)
+        self.uses_triton = is_cuda()
+        self.history = OutputHistory(self.model_runner.model_config.vocab_size, self.device)
+
+    @property
+    def mask_token_id(self) -> int:
+        """Id of the token that fills the positions to be drafted."""
+        return int(self._mask_token_id)
+
+    @property
+    def draft_sampler(self):
+        """Upstream's argmax captured in the draft CUDA graph, or None when drafting runs eagerly."""
+        return self._draft_sampler
+
+    @property
+    def draft_block_spec_info(self) -> DFlashVerifyInput:
+        """The attention description of a draft block (non-causal inside, ``block_size`` wide)."""
+        return self._draft_block_spec_info
+
+    def greedy_draft_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Argmax of the target's lm_head over draft hidden states, ``[rows, hidden] → [rows]``."""
+        lm_head = unwrap_lora_layer(self.model_runner.model.lm_head)
+        return self._greedy_sample_from_vocab_parallel_head(hidden_states=hidden, lm_head=lm_head)
+
+    def forward_batch_generation(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        grammar_barrier: Callable[[], None] | None = None,
+        pp_proxy_tensors=None,
+    ) -> GenerationBatchResult:
+        """Run one scheduler batch: upstream's prefill, or one speculative decode step."""
+        is_prefill = batch.forward_mode.is_extend() or batch.is_extend_in_batch
+        if is_prefill or batch.forward_mode.is_idle():
+            result = super().forward_batch_generation(
+                batch, on_publish, grammar_barrier, pp_proxy_tensors
+            )
+            if is_prefill:
+                self.history.observe_prefill(batch.reqs, result.next_token_ids)
+            return result
+        return self._decode(batch, on_publish, grammar_barrier)
+
+    def _decode(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None,
+        grammar_barrier: Callable[[], None] | None,
+    ) -> GenerationBatchResult:
+        draft_input = batch.spec_info
+        if not isinstance(draft_input, DFlashDraftInputV2):
+            raise RuntimeError(
+                f"the running batch carries {type(draft_input).__name__} instead of the draft "
+                "state of its prefill; AdaSpec supports SGLang 0.5.23's overlap (V2) scheduling only."
+            )
+        if batch.seq_lens.is_cuda:
+            # Produced by the previous step, possibly on another stream.
+            batch.seq_lens.record_stream(torch.cuda.current_stream())
+
+        width = self.verify_length
+        window = open_window(self, batch, draft_input)
+        tokens = propose(self, batch, draft_input, window, width)
+        # Starts a copy to the host, so it must precede the launch it is hidden behind.
+        grammar_tree = GrammarTree.from_linear_chain(tokens) if batch.has_grammar else None
+
+        target = target_forward(self, batch, draft_input, window, tokens)
+        verdict = self._judge(batch, target.logits_output, tokens, grammar_tree, grammar_barrier)
+        self.history.observe_commit(batch.reqs, verdict.committed, verdict.commit_lens)
+        new_seq_lens = window.prefix_lens + verdict.commit_lens
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        self._report(batch, draft_input, target.logits_output, verdict)
+        self._extend_draft_context(window, target.logits_output.hidden_states, verdict)
+        target.logits_output.hidden_states = None  # [rows, taps · hidden]; never copied to the host
+        return GenerationBatchResult(
+            logits_output=target.logits_output,
+            next_token_ids=verdict.committed.reshape(-1),
+            accept_lens=verdict.commit_lens,
+            can_run_cuda_graph=target.can_run_cuda_graph,
+            next_draft_input=self._make_next_draft_input_decode(
+                bonus_tokens=verdict.bonus, new_seq_lens=new_seq_lens
+            ),
+            speculative_num_draft_tokens=width,
+            new_seq_lens=new_seq_lens,
+            routed_experts_output=target.routed_experts_output,
+            indexer_topk_output=target.indexer_topk_output,
+        )
+
+    def _judge(
+        self,
+        batch: ScheduleBatch,
+        logits_output,
+        tokens: torch.Tensor,
+        grammar_tree: GrammarTree | None,
+        grammar_barrier: Callable[[], None] | None,
+    ) -> Verdict:
+        """Turn target logits into a verdict that every tensor-parallel rank shares."""
+        processor = self._target_logits_processor
+        logits = logits_output.next_token_logits
+        if processor is not None and processor.is_deferred_shard(logits):
+            logits = logits_output.next_token_logits = processor.finish_deferred_gather(logits)
+        constrain_logits(self, batch, logits, tokens, grammar_tree, grammar_barrier)
+        info = batch.sampling_info
+        if info is None or info.is_all_greedy:
+            argmax = logits.argmax(dim=-1).view(tokens.shape)
+            self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, argmax)
+            return accept_greedy(tokens, argmax)
+        accept_lens, bonus = accept_sampled(tokens, logits, info, batch.reqs)
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, accept_lens)
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, bonus)
+        return make_verdict(tokens, accept_lens, bonus)
+
+    def _report(
+        self,
+        batch: ScheduleBatch,
+        draft_input: DFlashDraftInputV2,
+        logits_output,
+        verdict: Verdict,
+    ) -> None:
+        """Attach what requests asked to see: log-probabilities and sampling masks."""
+        batch_size, width = verdict.committed.shape
+        mask_capture = SpeculativeSamplingMaskCapture.from_logits(
+            batch.sampling_info,
+            next_token_logits=logits_output.next_token_logits,
+            draft_input=draft_input,
+            draft_token_num=width,
+            bs=batch_size,
+        )
+        if mask_capture is not None:
+            logits_output.sampling_mask_output = mask_capture.build_output(
+                out_tokens=verdict.committed, commit_lens=verdict.commit_lens
+            )
+        if batch.return_logprob:
+            compute_spec_logprobs(
+                batch, logits_output, verdict.committed.reshape(-1), chain_stride=width
+            )
+
+    def _extend_draft_context(
+        self, window: BlockWindow, tapped: torch.Tensor, verdict: Verdict
+    ) -> None:
+        """Write the committed tokens' context K/V into the draft cache.
+
+        ``tapped`` is ``[batch · width, taps · hidden]``: the target features of the verified
+        tokens. The anchor's row is always committed; the bonus token has no features yet.
+        """
+        width = verdict.committed.shape[1]
+        draft_slots = self._draft_write_ids(window.kv_plan).view(window.slots.shape)[:, :width]
+        self._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=tapped,
+            cache_loc=draft_slots.reshape(-1),
+            cache_loc_2d=draft_slots,
+            positions=window.positions[:, :width].reshape(-1),
+            commit_lens=verdict.commit_lens,
+        )
