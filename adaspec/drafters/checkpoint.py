@@ -1,0 +1,199 @@
+"""Drafter directories: config.json and safetensors, read strictly and written atomically.
+
+Stock loaders ignore tensors they do not know and leave out of account what is missing; the drafter
+then runs and its acceptance quietly collapses. Here every difference is named and refused.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from adaspec.drafters.config import DrafterConfig, parse_config, render_config
+from adaspec.drafters.network import BlockDrafter
+from adaspec.errors import AdaSpecError
+from adaspec.files import replace_directory
+
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+_CHECKPOINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def read_drafter_config(directory: Path) -> DrafterConfig:
+    """The configuration of a drafter directory.
+
+    Raises:
+        AdaSpecError: if the directory or its config.json is missing, unreadable or not supported.
+    """
+    return parse_config(read_model_config(directory, "drafter"))
+
+
+def read_model_config(directory: Path, role: str) -> dict[str, Any]:
+    """The decoded config.json of a model directory; ``role`` names it in errors."""
+    if not directory.is_dir():
+        raise AdaSpecError(f"the {role} directory {directory} does not exist; check the path.")
+    path = directory / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AdaSpecError(
+            f"{directory} has no config.json; give the directory of a {role} model."
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise AdaSpecError(f"{path} is not valid JSON ({error}); restore the file.") from None
+    if not isinstance(raw, dict):
+        raise AdaSpecError(f"{path} does not hold a JSON object; restore the file.")
+    return raw
+
+
+def check_pair(drafter: DrafterConfig, target: Mapping[str, Any]) -> None:
+    """Refuse a drafter that was not made for this target.
+
+    Args:
+        target: the target's decoded config.json (its text part, if it has several).
+
+    Raises:
+        AdaSpecError: naming the first quantity that differs.
+    """
+    target = target.get("text_config", target)
+    expected = {"hidden_size": drafter.hidden_size, "vocab_size": drafter.vocab_size}
+    if drafter.num_target_layers is not None:
+        expected["num_hidden_layers"] = drafter.num_target_layers
+    for key, value in expected.items():
+        if target.get(key) != value:
+            raise AdaSpecError(
+                f"the drafter was made for a target with {key} {value}, but this target has "
+                f"{target.get(key)}; use the drafter trained for this target."
+            )
+    layers = int(target["num_hidden_layers"])
+    if max(drafter.target_layer_ids) > layers - 2:
+        raise AdaSpecError(
+            f"the drafter taps target layer {max(drafter.target_layer_ids)}, but a target of "
+            f"{layers} layers can be tapped up to layer {layers - 2}; use the drafter trained for "
+            "this target."
+        )
+
+
+def load_drafter(
+    directory: Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> BlockDrafter:
+    """Load a drafter directory, refusing any difference from its own configuration.
+
+    Args:
+        dtype: type to convert the weights to; ``None`` keeps that of the checkpoint.
+
+    Raises:
+        AdaSpecError: naming every unknown, missing or mis-shaped tensor, or the first one that is
+            unreadable or not finite.
+    """
+    config = read_drafter_config(directory)
+    with torch.device("meta"):
+        drafter = BlockDrafter(config)
+    tensors = read_tensors(directory)
+    check_tensors(
+        tensors, {name: p.shape for name, p in drafter.named_parameters()}, str(directory)
+    )
+    tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    drafter.load_state_dict(tensors, assign=True)
+    return drafter
+
+
+def check_tensors(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size], source: str
+) -> None:
+    """Refuse a set of tensors that is not exactly the expected one, or is not finite.
+
+    Raises:
+        AdaSpecError: one sentence that names everything that is wrong; ``source`` says where.
+    """
+    problems = []
+    if unknown := sorted(set(tensors) - set(expected)):
+        problems.append(f"unknown tensors {', '.join(unknown)}")
+    if missing := sorted(set(expected) - set(tensors)):
+        problems.append(f"missing tensors {', '.join(missing)}")
+    for name in sorted(set(expected) & set(tensors)):
+        tensor = tensors[name]
+        if tensor.shape != expected[name]:
+            problems.append(
+                f"{name} has shape {list(tensor.shape)} instead of {list(expected[name])}"
+            )
+        elif tensor.dtype not in _CHECKPOINT_DTYPES:
+            problems.append(f"{name} has type {tensor.dtype}, which is not a plain float type")
+        elif not bool(torch.isfinite(tensor).all()):
+            problems.append(f"{name} holds NaN or infinite values")
+    if problems:
+        raise AdaSpecError(
+            f"the weights in {source} do not fit their configuration: {'; '.join(problems)}; "
+            "use a complete checkpoint of a plain DFlash or AdaFlash drafter."
+        )
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """All tensors of a directory: one model.safetensors, or the shards its index names.
+
+    Raises:
+        AdaSpecError: if a file is missing, truncated or not safetensors, or a tensor appears twice.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(directory):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
+                    if name in tensors:
+                        raise AdaSpecError(
+                            f"{path} repeats the tensor {name}; restore the checkpoint."
+                        )
+                    tensors[name] = file.get_tensor(name)
+        except FileNotFoundError:
+            raise AdaSpecError(
+                f"{path} is missing; restore the file or download the checkpoint again."
+            ) from None
+        except (SafetensorError, OSError) as error:
+            raise AdaSpecError(
+                f"{path} is truncated or not a safetensors file ({error}); restore the file."
+            ) from None
+    return tensors
+
+
+def _weight_files(directory: Path) -> Iterator[Path]:
+    index = directory / INDEX_NAME
+    if not index.exists():
+        yield directory / WEIGHTS_NAME
+        return
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError):
+        raise AdaSpecError(
+            f"{index} is not a safetensors index; restore the file or delete it if there is a "
+            f"{WEIGHTS_NAME}."
+        ) from None
+    for shard in sorted(shards):
+        if Path(shard).name != shard:
+            raise AdaSpecError(f"{index} names {shard!r}, which is not a plain file name; fix it.")
+        yield directory / shard
+
+
+def save_drafter(
+    drafter: BlockDrafter, directory: Path, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write a drafter directory that stock SGLang, z-lab DFlash and `load_drafter` read.
+
+    The directory is replaced as a whole.
+
+    Raises:
+        AdaSpecError: if a weight is not finite; nothing is written then.
+    """
+    tensors = {
+        name: parameter.detach().to("cpu", dtype).contiguous()
+        for name, parameter in drafter.named_parameters()
+    }
+    check_tensors(tensors, {name: t.shape for name, t in tensors.items()}, "the drafter")
+    config = render_config(drafter.config, str(dtype).removeprefix("torch."))
+    with replace_directory(directory) as staging:
+        (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file(tensors, staging / WEIGHTS_NAME, metadata={"format": "pt"})

@@ -1,0 +1,38 @@
+"""Whole-directory writes that a reader, or a crash, never sees half done."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replace_directory(directory: Path) -> Iterator[Path]:
+    """Fill a temporary sibling; on success it takes the place of ``directory``.
+
+    The directory appears complete or not at all. When one of that name exists it is renamed away
+    first and deleted after the new one is in place. If the body raises, nothing changes.
+    """
+    directory = directory.absolute()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        fresh = staging / "new"
+        fresh.mkdir()
+        yield fresh
+        for path in sorted(fresh.rglob("*")):
+            if path.is_file():
+                _flush(path)
+        if directory.exists():
+            os.replace(directory, staging / "old")
+        os.replace(fresh, directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Force a file's content to disk, so that the rename cannot outlive it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
