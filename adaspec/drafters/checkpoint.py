@@ -79,6 +79,20 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any]) -> None:
         )
 
 
+def check_drafter_for_target(drafter: Path, target: Path) -> DrafterConfig:
+    """Check that a drafter directory is complete and belongs to the target in ``target``.
+
+    Every weight is read, so that what is served is what was checked.
+
+    Raises:
+        AdaSpecError: naming the first thing that is wrong with either directory or with the pair.
+    """
+    config = read_drafter_config(drafter)
+    check_pair(config, read_model_config(target, "target"))
+    load_drafter(drafter)
+    return config
+
+
 def load_drafter(
     directory: Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> BlockDrafter:
