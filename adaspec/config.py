@@ -1,6 +1,6 @@
-"""The runtime configuration: one typed TOML file, named by the environment variable ADASPEC_CONFIG.
+"""The runtime configuration: one typed TOML file, named by the variable ADASPEC_CONFIG.
 
-SGLang's command line stays stock; everything AdaSpec adds is set here. Unknown keys, wrong types and
+SGLang's command line stays stock; what AdaSpec adds is set here. Unknown keys, wrong types and
 impossible values are refused at start with the key and the file named.
 """
 

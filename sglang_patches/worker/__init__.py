@@ -1,1 +1,1 @@
-"""One speculative step: draft a block, verify a prefix of it, commit, feed the drafter's context."""
+"""One speculative step: draft a block, verify a prefix, commit it, feed the drafter's context."""

@@ -6,16 +6,19 @@ the drafted tokens before it, so exact output needs the history per request and 
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.managers.schedule_batch import Req
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
 
 
 @dataclass
 class _Entry:
     """One penalised request: its row of the count table and its constants."""
 
-    request: Req
+    request: "Req"
     row: int
     stop_ids: list[int]
 
@@ -36,7 +39,12 @@ class OutputHistory:
         # [rows, vocab + 1]; the last column collects tokens that are not committed.
         self._counts = torch.zeros((0, vocab_size + 1), dtype=torch.int32, device=device)
 
-    def observe_prefill(self, reqs: list[Req], next_tokens: torch.Tensor) -> None:
+    @property
+    def rows_reserved(self) -> int:
+        """Rows of the count table, each ``4 · vocab`` bytes."""
+        return self._counts.shape[0]
+
+    def observe_prefill(self, reqs: "list[Req]", next_tokens: torch.Tensor) -> None:
         """Start (or restart) the history of a batch that was just prefilled.
 
         Args:
@@ -61,7 +69,7 @@ class OutputHistory:
         self._counts[rows, tokens] += 1
 
     def observe_commit(
-        self, reqs: list[Req], committed: torch.Tensor, commit_lens: torch.Tensor
+        self, reqs: "list[Req]", committed: torch.Tensor, commit_lens: torch.Tensor
     ) -> None:
         """Count the tokens a verify step committed.
 
@@ -81,7 +89,9 @@ class OutputHistory:
         ones = torch.ones_like(tokens, dtype=torch.int32)
         self._counts.index_put_((rows[:, None].expand_as(tokens), tokens), ones, accumulate=True)
 
-    def apply_penalties(self, reqs: list[Req], logits: torch.Tensor, tokens: torch.Tensor) -> None:
+    def apply_penalties(
+        self, reqs: "list[Req]", logits: torch.Tensor, tokens: torch.Tensor
+    ) -> None:
         """Penalise ``logits`` in place, column by column.
 
         Args:
@@ -115,10 +125,12 @@ class OutputHistory:
             row = torch.where(seen, scaled, row)
             blocks[index, column] = row.to(logits.dtype)
 
-    def _known(self, reqs: list[Req]) -> list[int]:
-        return [i for i, req in enumerate(reqs) if req.rid in self._entries] if self._entries else []
+    def _known(self, reqs: "list[Req]") -> list[int]:
+        return (
+            [i for i, req in enumerate(reqs) if req.rid in self._entries] if self._entries else []
+        )
 
-    def _entry(self, request: Req) -> _Entry:
+    def _entry(self, request: "Req") -> _Entry:
         entry = self._entries.get(request.rid)
         if entry is None:
             if not self._free_rows:
@@ -152,7 +164,7 @@ class OutputHistory:
         return mask.to(self._device, non_blocking=True)
 
 
-def _is_penalised(request: Req) -> bool:
+def _is_penalised(request: "Req") -> bool:
     params = request.sampling_params
     return (
         params.frequency_penalty != 0
@@ -162,7 +174,7 @@ def _is_penalised(request: Req) -> bool:
     )
 
 
-def _stop_token_ids(request: Req) -> list[int]:
+def _stop_token_ids(request: "Req") -> list[int]:
     """The ids ``min_new_tokens`` forbids (upstream: ``BatchedMinNewTokensPenalizer._prepare``)."""
     tokenizer = request.tokenizer
     ids = set(request.sampling_params.stop_token_ids or ()) | set(request.eos_token_ids or ())

@@ -22,8 +22,9 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 from sglang.srt.speculative.spec_utils import GrammarTree
 from sglang.srt.utils import is_cuda
 
+from adaspec.acceptance import accept_greedy, accept_sampled
 from adaspec.config import config_from_environment
-from sglang_patches.worker.accept import Verdict, accept_greedy, accept_sampled, make_verdict
+from sglang_patches.worker.accept import Verdict, make_verdict, sampling_rules
 from sglang_patches.worker.draft import BlockWindow, open_window, propose
 from sglang_patches.worker.history import OutputHistory
 from sglang_patches.worker.verify import constrain_logits, target_forward
@@ -48,7 +49,7 @@ class AdaSpecWorker(DFlashWorkerV2):
 
     @property
     def draft_sampler(self):
-        """Upstream's argmax captured in the draft CUDA graph, or None when drafting runs eagerly."""
+        """Upstream's argmax inside the draft CUDA graph, or None when drafting is eager."""
         return self._draft_sampler
 
     @property
@@ -89,7 +90,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         if not isinstance(draft_input, DFlashDraftInputV2):
             raise RuntimeError(
                 f"the running batch carries {type(draft_input).__name__} instead of the draft "
-                "state of its prefill; AdaSpec supports SGLang 0.5.23's overlap (V2) scheduling only."
+                "state of its prefill; AdaSpec needs SGLang 0.5.23's V2 scheduling."
             )
         if batch.seq_lens.is_cuda:
             # Produced by the previous step, possibly on another stream.
@@ -142,11 +143,12 @@ class AdaSpecWorker(DFlashWorkerV2):
         if info is None or info.is_all_greedy:
             argmax = logits.argmax(dim=-1).view(tokens.shape)
             self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, argmax)
-            return accept_greedy(tokens, argmax)
-        accept_lens, bonus = accept_sampled(tokens, logits, info, batch.reqs)
-        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, accept_lens)
-        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, bonus)
-        return make_verdict(tokens, accept_lens, bonus)
+            return make_verdict(tokens, accept_greedy(tokens[:, 1:], argmax))
+        rules = sampling_rules(info, batch.reqs)
+        acceptance = accept_sampled(tokens[:, 1:], logits.view(*tokens.shape, -1), rules)
+        for decision in acceptance:
+            self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, decision)
+        return make_verdict(tokens, acceptance)
 
     def _report(
         self,
