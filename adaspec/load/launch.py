@@ -116,6 +116,8 @@ class ServerProcess:
         self.process = process
         self.url = url
         self.log = log
+        # Seen descendants: those of a server that has died cannot be asked for any more.
+        self._descendants: set[psutil.Process] = set()
 
     def __enter__(self) -> "ServerProcess":
         return self
@@ -141,12 +143,14 @@ class ServerProcess:
             AdaSpecError: if the server exits first or does not answer in time.
         """
         deadline = time.monotonic() + timeout_s
-        with httpx.Client(timeout=5.0, trust_env=False) as client:
+        # SGLang generates a token to answer, and gives that 20 s.
+        with httpx.Client(timeout=30.0, trust_env=False) as client:
             while time.monotonic() < deadline:
                 if self.process.poll() is not None:
                     raise AdaSpecError(self._why_it_exited())
                 with contextlib.suppress(httpx.TransportError):
                     if client.get(f"{self.url}/health").status_code == httpx.codes.OK:
+                        self._note_descendants()
                         return
                 if on_wait is not None:
                     on_wait(self.last_log_line())
@@ -171,32 +175,28 @@ class ServerProcess:
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> int:
         """Ask the server to stop, then kill whatever of it is left; returns its exit code."""
-        family = self._family()
+        self._note_descendants()
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(grace_s)
-            family |= self._family()
-        self._kill(family)
+        self._kill()
         return self.process.wait()
 
-    def _family(self) -> set[psutil.Process]:
-        """The server, if it still runs, and every process descended from it."""
+    def _note_descendants(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            server = psutil.Process(self.process.pid)
-            return {server, *server.children(recursive=True)}
-        return set()
+            self._descendants |= set(psutil.Process(self.process.pid).children(recursive=True))
 
-    def _kill(self, family: set[psutil.Process]) -> None:
+    def _kill(self) -> None:
+        self._note_descendants()
         if _leads_own_group(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        for process in family:
+        self.process.kill()
+        for process in self._descendants:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        # Not the server itself: its exit code is `Popen`'s to collect.
-        descendants = [process for process in family if process.pid != self.process.pid]
-        psutil.wait_procs(descendants, timeout=STOP_GRACE_S)
+        psutil.wait_procs(self._descendants, timeout=STOP_GRACE_S)
 
     def _why_it_exited(self) -> str:
         tail = self.log_tail()

@@ -1,7 +1,7 @@
 """A stand-in for SGLang's HTTP interface, run as `python fake_server.py PORT [--behaviour]`.
 
-It answers the way the stock server does on the few routes the load generator and the launcher use,
-so that their tests need no model.
+It answers the way the stock server does on the few routes that AdaSpec's own clients use, so that
+their tests need no model. Words in the prompt choose what goes wrong.
 """
 
 import json
@@ -10,69 +10,66 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-WORDS = ["The", " sky", " is", " blue", ".", ""]
+WORDS = ["The", " sky", " is", " blue", "."]
+TOKENS = 8  # one chunk of a speculating server carries more than one token
+TARGET_PASSES = 4
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    flushes = 0
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def _reply(self, body: bytes, kind: str = "application/json", status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
     def do_GET(self) -> None:
-        if self.path == "/health":
-            self._reply(b"")
-        elif self.path == "/get_model_info":
-            self._reply(json.dumps({"model_path": "fake"}).encode())
+        if self.path == "/flushes":
+            self._reply(json.dumps(Handler.flushes).encode())
         else:
-            self._reply(b"{}", status=404)
+            self._reply(b"", status=200 if self.path == "/health" else 404)
 
     def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = request.get("text") or request["messages"][-1]["content"]
+        request = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        if self.path.startswith("/flush_cache"):
+            Handler.flushes += 1
+            self._reply(b"Cache flushed.\n")
+            return
+        text = request["messages"][-1]["content"]
         if "refuse" in text:
-            self._reply(b'{"error": {"message": "refused on purpose"}}', status=400)
+            self._reply(b'{"message": "refused on purpose"}', status=400)
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
+        self.close_connection = True
         for number, event in enumerate(self._events(request)):
             if "disconnect" in text and number == 2:
-                self.close_connection = True
                 return
+            if "break" in text and number == 2:
+                event = {"error": {"message": "broken on purpose"}}
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             self.wfile.flush()
-            time.sleep(0.002)
+            time.sleep(0.01 if "slowly" in text else 0.001)
         self.wfile.write(b"data: [DONE]\n\n")
-        self.close_connection = True
 
-    def _events(self, request: dict) -> list[dict]:
-        if self.path == "/generate":
-            return self._native_events()
+    def _reply(self, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    @staticmethod
+    def _events(request: dict) -> list[dict]:
         chunks: list[dict] = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
-        chunks += [{"choices": [{"delta": {"content": word}}]} for word in WORDS]
-        chunks.append({"choices": [], "usage": {"completion_tokens": len(WORDS)}})
+        chunks += [{"choices": [{"delta": {"content": w}}], "usage": None} for w in WORDS]
+        if request.get("return_spec_tokens_details") and "plain" not in str(request["messages"]):
+            details = {"spec_verify_ct": TARGET_PASSES}
+            chunks.append({"choices": [], "sglext": {"spec_tokens_details": details}})
+        if request.get("stream_options", {}).get("include_usage"):
+            chunks.append({"choices": [], "usage": {"completion_tokens": TOKENS}})
         return chunks
-
-    def _native_events(self) -> list[dict]:
-        # Cumulative, as SGLang streams: every event repeats the text so far and the counters.
-        events = []
-        for count in range(1, len(WORDS) + 1):
-            meta = {
-                "completion_tokens": count,
-                "spec_verify_ct": (count + 1) // 2,
-                "finish_reason": {"type": "stop"} if count == len(WORDS) else None,
-            }
-            events.append({"text": "".join(WORDS[:count]), "meta_info": meta})
-        return events
 
 
 def main() -> None:
