@@ -1,0 +1,38 @@
+"""The `adaspec` command: one typer application, one module for each sub-command."""
+
+import sys
+from typing import Any
+
+import typer
+
+from adaspec.cli import train
+from adaspec.errors import AdaSpecError
+
+
+class _Application(typer.Typer):
+    """A typer application that prints an `AdaSpecError` as one line and exits with code 2."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except AdaSpecError as error:
+            typer.secho(f"adaspec: {error}", err=True, fg=typer.colors.RED)
+            sys.exit(2)
+
+
+app = _Application(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Speculative decoding for SGLang with block-diffusion drafters that learn from traffic.",
+)
+app.command("train")(train.train)
+
+
+@app.callback()
+def _root() -> None:
+    """Keep `train` a sub-command even while it is the only one."""
+
+
+if __name__ == "__main__":
+    app()
