@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from adaspec.cli import train
+from adaspec.cli import bench, serve, train
 from adaspec.errors import AdaSpecError
 
 
@@ -26,12 +26,9 @@ app = _Application(
     pretty_exceptions_enable=False,
     help="Speculative decoding for SGLang with block-diffusion drafters that learn from traffic.",
 )
+app.command("serve")(serve.serve)
+app.command("bench")(bench.bench)
 app.command("train")(train.train)
-
-
-@app.callback()
-def _root() -> None:
-    """Keep `train` a sub-command even while it is the only one."""
 
 
 if __name__ == "__main__":

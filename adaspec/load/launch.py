@@ -148,9 +148,9 @@ class ServerProcess:
             while time.monotonic() < deadline:
                 if self.process.poll() is not None:
                     raise AdaSpecError(self._why_it_exited())
+                self._note_descendants()
                 with contextlib.suppress(httpx.TransportError):
                     if client.get(f"{self.url}/health").status_code == httpx.codes.OK:
-                        self._note_descendants()
                         return
                 if on_wait is not None:
                     on_wait(self.last_log_line())
