@@ -12,6 +12,7 @@ from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRT
 
 from sglang_patches.cpu import defaults, hooks, resources
 from sglang_patches.cpu.kernels import extend_cache_locs
+from sglang_patches.cpu.packed_linear import pack_linear_layers
 
 logger = logging.getLogger(__name__)
 
@@ -116,11 +117,13 @@ class AdaSpecCpuPlatform(SRTPlatform):
         register_attention_backend(defaults.ATTENTION_BACKEND)(_create_attention_backend)
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        """Choose the module path of q/k norm and RoPE in a bfloat16 DFLASH drafter.
+        """Pack the weights for few-row products, and clear the Triton path of a DFLASH drafter.
 
         ``sglang.srt.models.dflash.DFlashAttention`` launches the Triton kernel
-        ``table_qk_norm_rope_`` for bfloat16 while this flag is set.
+        ``table_qk_norm_rope_`` for bfloat16 while its flag is set; without, it uses its modules.
         """
+        extra_bytes = pack_linear_layers(model)
+        logger.info("CPU platform: %.0f MB of packed weights.", extra_bytes / 1e6)
         for module in model.modules():
             if hasattr(module, "use_table_qk_norm_rope"):
                 module.use_table_qk_norm_rope = False

@@ -8,11 +8,13 @@ penalties inside it, and offers no place to observe a verdict.
 from collections.abc import Callable
 
 import torch
+from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
@@ -60,6 +62,12 @@ class AdaSpecWorker(DFlashWorkerV2):
     def greedy_draft_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
         """Argmax of the target's lm_head over draft hidden states, ``[rows, hidden] → [rows]``."""
         lm_head = unwrap_lora_layer(self.model_runner.model.lm_head)
+        method = getattr(lm_head, "quant_method", None)
+        if get_parallel().tp_group.world_size == 1 and should_apply_lm_head_quant_method(
+            lm_head, method
+        ):
+            logits = method.apply(lm_head, hidden, None)  # [rows, vocab, padded]
+            return logits[:, : lm_head.org_vocab_size].argmax(dim=-1)
         return self._greedy_sample_from_vocab_parallel_head(hidden_states=hidden, lm_head=lm_head)
 
     def forward_batch_generation(
