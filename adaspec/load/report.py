@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 
 from adaspec.load.runner import LoadRun
@@ -71,10 +72,12 @@ def first_errors(runs: Sequence[LoadRun], limit: int = 3) -> list[str]:
 
 def summary_table(summaries: Sequence[RunSummary], title: str) -> Table:
     """One row per concurrency, every cell the median over the repeats."""
-    table = Table(title=title, caption="medians over repeats; times in milliseconds")
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, caption="medians over the runs; TTFT and TPOT in ms"
+    )
     for heading in (
-        "concurrency", "repeats", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99",
-        "committed/pass", "errors",
+        "in flight", "runs", "tokens\n/s", "TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99",
+        "commit\n/pass", "errors",
     ):  # fmt: skip
         table.add_column(heading, justify="right")
     for concurrency in dict.fromkeys(s.concurrency for s in summaries):

@@ -79,6 +79,9 @@ def main() -> None:
     if behaviour == ["--crash"]:
         print("loading\nout of luck", flush=True)
         raise SystemExit(3)
+    if behaviour == ["--never-ready"]:
+        print("loading", flush=True)
+        time.sleep(600)
     if behaviour == ["--with-child"]:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print(f"child {child.pid}", flush=True)

@@ -1,3 +1,5 @@
+"""Fixtures shared by tests of several packages."""
+
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,12 +8,12 @@ import pytest
 
 from adaspec.load.launch import ServerSpec, free_port, start_server
 
-FAKE_SERVER = Path(__file__).with_name("fake_server.py")
+FAKE_SERVER = Path(__file__).parent / "load" / "fake_server.py"
 
 
 @pytest.fixture(scope="session")
 def fake_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A stand-in server for the whole test session."""
+    """URL of a stand-in for SGLang's HTTP interface, one for the whole test session."""
     spec = ServerSpec(target="fake", port=free_port())
     log = tmp_path_factory.mktemp("fake") / "log"
     command = [sys.executable, str(FAKE_SERVER), str(spec.port)]
