@@ -119,7 +119,7 @@ def _install_record_stream() -> None:
     records ``batch.seq_lens`` on the current stream unconditionally, and PyTorch refuses that for
     CPU tensors. On a CPU there is one stream and nothing to record.
     """
-    torch.Tensor.record_stream = _record_stream_unless_cpu  # type: ignore[method-assign]
+    torch.Tensor.record_stream = _record_stream_unless_cpu  # type: ignore[assignment]
 
 
 def _record_stream_unless_cpu(self: torch.Tensor, stream: Any) -> None:
