@@ -148,10 +148,10 @@ class ServerProcess:
             while time.monotonic() < deadline:
                 if self.process.poll() is not None:
                     raise AdaSpecError(self._why_it_exited())
+                healthy = self._is_healthy(client)
                 self._note_descendants()
-                with contextlib.suppress(httpx.TransportError):
-                    if client.get(f"{self.url}/health").status_code == httpx.codes.OK:
-                        return
+                if healthy:
+                    return
                 if on_wait is not None:
                     on_wait(self.last_log_line())
                 time.sleep(HEALTH_POLL_S)
@@ -159,6 +159,11 @@ class ServerProcess:
             f"the server did not answer on {self.url} within {timeout_s:.0f} s; "
             f"its last words: {self.last_log_line()!r}."
         )
+
+    def _is_healthy(self, client: httpx.Client) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return client.get(f"{self.url}/health").status_code == httpx.codes.OK
+        return False
 
     def log_tail(self) -> str:
         """The end of the log (at most 64 KiB), or nothing if output is not captured."""
