@@ -1,0 +1,29 @@
+"""Weight versions: published by the learner, checked and swapped in by servers."""
+
+from adaspec.versions.announce import Announcer, VersionWatcher
+from adaspec.versions.digest import context_digest, is_context_weight
+from adaspec.versions.follower import Arrival, VersionFollower
+from adaspec.versions.manifest import GateVerdict, Interval, Manifest, Mode, Pointer, Provenance
+from adaspec.versions.store import BASE, StagedVersion, VersionStore, lineage_of
+from adaspec.versions.writer import VersionWriter, open_writer
+
+__all__ = [
+    "BASE",
+    "Announcer",
+    "Arrival",
+    "GateVerdict",
+    "Interval",
+    "Manifest",
+    "Mode",
+    "Pointer",
+    "Provenance",
+    "StagedVersion",
+    "VersionFollower",
+    "VersionStore",
+    "VersionWatcher",
+    "VersionWriter",
+    "context_digest",
+    "is_context_weight",
+    "lineage_of",
+    "open_writer",
+]

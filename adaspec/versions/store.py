@@ -1,0 +1,227 @@
+"""The version store: immutable, numbered drafter directories and one pointer to the live one.
+
+    CURRENT                      the pointer, JSON, replaced atomically
+    versions/00000000/           the base; each version is a complete drafter directory
+        config.json  model.safetensors  manifest.json
+
+Readers need no lock: a version is complete or absent, and is checked when it is staged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from adaspec.drafters.checkpoint import (
+    WEIGHTS_NAME,
+    check_tensors,
+    read_drafter_config,
+    read_tensors,
+)
+from adaspec.drafters.config import DrafterConfig
+from adaspec.drafters.network import BlockDrafter
+from adaspec.errors import AdaSpecError
+from adaspec.versions.digest import MANIFEST_NAME, context_digest, file_digest, weights_digest
+from adaspec.versions.manifest import Manifest, Pointer, TensorInfo
+
+POINTER_NAME = "CURRENT"
+BASE = 0
+
+
+@dataclass(frozen=True)
+class StagedVersion:
+    """A version whose weights were read and passed every check.
+
+    Attributes:
+        tensors: on the CPU, in the types of the base.
+    """
+
+    manifest: Manifest
+    tensors: dict[str, Tensor]
+
+
+class VersionStore:
+    """Reads a store.
+
+    Raises:
+        AdaSpecError: if the directory holds no store, or its base cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        base = self.path(BASE)
+        if not (base / MANIFEST_NAME).is_file():
+            raise AdaSpecError(
+                f"{directory} holds no drafter versions; start the learner, which makes them, or "
+                "check the path."
+            )
+        self.config: DrafterConfig = read_drafter_config(base)
+        self._shapes = parameter_shapes(self.config)
+        self.base = self._read_manifest(BASE)
+
+    @property
+    def lineage(self) -> str:
+        """Of the base and so of every version."""
+        return self.base.lineage
+
+    def path(self, number: int) -> Path:
+        """Directory of a version, whether or not it exists."""
+        return versions_directory(self.directory) / f"{number:08d}"
+
+    def numbers(self) -> list[int]:
+        """Complete versions, ascending."""
+        return version_numbers(self.directory)
+
+    def current(self) -> Pointer:
+        """The live version.
+
+        Raises:
+            AdaSpecError: if there is no pointer, it is damaged, or it belongs to another lineage.
+        """
+        pointer = read_pointer(self.directory)
+        if pointer is None:
+            raise AdaSpecError(
+                f"{self.directory} has no {POINTER_NAME} file; start the learner to restore it."
+            )
+        if pointer.lineage != self.lineage:
+            raise AdaSpecError(
+                f"{self.directory / POINTER_NAME} belongs to lineage {pointer.lineage}, the "
+                f"versions to {self.lineage}; do not mix stores."
+            )
+        return pointer
+
+    def manifest(self, number: int) -> Manifest:
+        """The manifest of a version.
+
+        Raises:
+            AdaSpecError: if it is missing, damaged, or of another version, lineage or network.
+        """
+        manifest = self._read_manifest(number)
+        if manifest.lineage != self.lineage:
+            raise AdaSpecError(
+                f"version {number} in {self.directory} belongs to lineage {manifest.lineage} "
+                f"instead of {self.lineage}; do not mix stores."
+            )
+        if manifest.tensors != self.base.tensors:
+            raise AdaSpecError(
+                f"version {number} in {self.directory} has other tensors than the base; "
+                "delete that version."
+            )
+        return manifest
+
+    def stage(self, number: int) -> StagedVersion:
+        """Read a version and check all of it: file hash, names, shapes, types and finiteness.
+
+        Takes as long as reading and hashing the file; call it off the serving thread.
+
+        Raises:
+            AdaSpecError: naming what is wrong.
+        """
+        manifest = self.manifest(number)
+        directory = self.path(number)
+        try:
+            found = file_digest(directory / WEIGHTS_NAME)
+        except OSError as error:
+            raise AdaSpecError(
+                f"the weights of version {number} cannot be read: {error}."
+            ) from error
+        if found != manifest.sha256:
+            raise AdaSpecError(
+                f"the weights of version {number} have SHA-256 {found} instead of "
+                f"{manifest.sha256}; the file is damaged, delete that version."
+            )
+        tensors = read_tensors(directory)
+        check_tensors(tensors, self._shapes, str(directory))
+        if describe_tensors(tensors) != manifest.tensors:
+            raise AdaSpecError(
+                f"the weights of version {number} have other types than its manifest says; delete "
+                "that version."
+            )
+        if context_digest(tensors) != manifest.context_sha256:
+            raise AdaSpecError(
+                f"the context weights of version {number} do not have the hash in its manifest; "
+                "delete that version."
+            )
+        return StagedVersion(manifest, tensors)
+
+    def _read_manifest(self, number: int) -> Manifest:
+        path = self.path(number) / MANIFEST_NAME
+        if path.parent.is_symlink():
+            raise AdaSpecError(f"{path.parent} is a symbolic link; versions must lie in the store.")
+        try:
+            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except OSError as error:
+            raise AdaSpecError(
+                f"version {number} is not in {self.directory} ({error.strerror}); it was pruned or "
+                "never published."
+            ) from error
+        except msgspec.DecodeError as error:
+            raise AdaSpecError(f"{path} is damaged ({error}); delete that version.") from error
+        if manifest.number != number:
+            raise AdaSpecError(
+                f"{path} describes version {manifest.number}; a version must not be renamed."
+            )
+        return manifest
+
+
+def read_pointer(directory: Path) -> Pointer | None:
+    """The pointer of the store in ``directory``; None if there is none yet.
+
+    Raises:
+        AdaSpecError: if it is damaged.
+    """
+    path = directory / POINTER_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Pointer)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise AdaSpecError(
+            f"{path} is damaged ({error}); restart the learner to restore it."
+        ) from error
+
+
+def lineage_of(drafter: Path) -> str:
+    """The lineage a drafter directory belongs to: its base's, or its own as the base of a new one.
+
+    Raises:
+        AdaSpecError: if the directory has no readable weights.
+    """
+    try:
+        return msgspec.json.decode((drafter / MANIFEST_NAME).read_bytes(), type=Manifest).lineage
+    except (OSError, msgspec.DecodeError):
+        return weights_digest(drafter)[:16]
+
+
+def parameter_shapes(config: DrafterConfig) -> dict[str, torch.Size]:
+    """Name and shape of every weight of a drafter."""
+    with torch.device("meta"):
+        drafter = BlockDrafter(config)
+    return {name: parameter.shape for name, parameter in drafter.named_parameters()}
+
+
+def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
+    """Types and shapes for a manifest."""
+    return {
+        name: msgspec.convert(
+            {"dtype": str(t.dtype).removeprefix("torch."), "shape": tuple(t.shape)}, TensorInfo
+        )
+        for name, t in sorted(tensors.items())
+    }
+
+
+def versions_directory(store: Path) -> Path:
+    """Where the versions lie."""
+    return store / "versions"
+
+
+def version_numbers(store: Path) -> list[int]:
+    """Complete versions in a store directory, ascending; names of any other form are ignored."""
+    directory = versions_directory(store)
+    if not directory.is_dir():
+        return []
+    names = (path.name for path in directory.iterdir())
+    return sorted(int(name) for name in names if len(name) == 8 and name.isdecimal())
