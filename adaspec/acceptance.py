@@ -102,7 +102,8 @@ def accept_sampled(drafts: Tensor, logits: Tensor, rules: SamplingRules) -> Acce
     else:
         final_weights = scaled[rows, accepted].softmax(-1)  # [batch, support]
         final_tokens = torch.arange(logits.shape[-1], device=drafts.device).expand_as(final_weights)
-    refused = torch.cat([drafts, torch.full_like(drafts[:, :1], -1)], 1)[rows, accepted]
+    nothing = drafts.new_full((drafts.shape[0], 1), -1)
+    refused = torch.cat([drafts, nothing], 1)[rows, accepted]
     residual = final_weights.masked_fill(final_tokens == refused[:, None], 0.0)
     # Rounding can refuse a token that holds all the mass; then the target has no other.
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, final_weights)

@@ -129,6 +129,17 @@ def test_a_token_with_all_the_mass_is_never_replaced() -> None:
     assert bonus.eq(3).all()
 
 
+def test_a_sampled_chain_without_drafts_is_a_plain_sample() -> None:
+    torch.manual_seed(0)
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5])
+    accepted, bonus = accept_sampled(
+        torch.empty((DRAWS, 0), dtype=torch.int64), logits.expand(DRAWS, 1, VOCAB), rules(DRAWS)
+    )
+    assert accepted.eq(0).all()
+    observed = torch.bincount(bonus, minlength=VOCAB)
+    assert chisquare(observed, logits.double().softmax(-1) * DRAWS).pvalue > 1e-3
+
+
 def test_filters_agree_with_a_token_by_token_reference() -> None:
     torch.manual_seed(1)
     for top_k, top_p, min_p in product([2, 4, VOCAB], [0.3, 0.9, 1.0], [0.0, 0.2]):
