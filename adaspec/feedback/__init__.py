@@ -14,6 +14,7 @@ from adaspec.feedback.record import (
     EndRecord,
     HiddenTeacher,
     Record,
+    RollbackRecord,
     Teacher,
     TopKTeacher,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "PrefillCapture",
     "ReceiverStats",
     "Record",
+    "RollbackRecord",
     "SenderStats",
     "StepCapture",
     "Teacher",

@@ -18,6 +18,7 @@ from adaspec.feedback.record import (
     ContextRecord,
     EndRecord,
     Outcome,
+    RollbackRecord,
     Teacher,
     TeacherRows,
     concatenate_teachers,
@@ -155,6 +156,10 @@ class FeedbackCollector:
                 self._forget_oldest()
             self._pending.append(capture)
             self._changed.notify()
+
+    def report_rollback(self, version: int, restored: int, reason: str) -> None:
+        """Tell the learner that the server has gone back to an earlier version."""
+        self._sender.offer(RollbackRecord(self._lineage, version, restored, reason))
 
     def dropped(self) -> dict[str, int]:
         """Captures that gave way or could not be read, by reason; since start."""

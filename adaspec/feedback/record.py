@@ -4,7 +4,8 @@ Positions are absolute. The *tap row* of position ``p`` is the concatenated outp
 target layers at token ``p``; its *teacher row* is the target's prediction for ``p + 1``.
 
 A request's committed context is rebuilt from its records in order: context records (prefill) give
-tokens and taps, block records (verify steps) extend them, an end record closes the request.
+tokens and taps, block records (verify steps) extend them, an end record closes the request. A
+rollback record belongs to no request.
 """
 
 from collections.abc import Iterator
@@ -180,4 +181,21 @@ class EndRecord:
     outcome: Outcome
 
 
-Record = ContextRecord | BlockRecord | EndRecord
+@dataclass(frozen=True)
+class RollbackRecord:
+    """The server has gone back to an earlier version because live acceptance fell.
+
+    Attributes:
+        lineage: as in `ContextRecord`.
+        version: the version given up.
+        restored: the version that serves again.
+        reason: one sentence with the numbers.
+    """
+
+    lineage: str
+    version: int
+    restored: int
+    reason: str
+
+
+Record = ContextRecord | BlockRecord | EndRecord | RollbackRecord

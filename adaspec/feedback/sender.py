@@ -20,6 +20,7 @@ from adaspec.feedback.record import (
     EndRecord,
     HiddenTeacher,
     Record,
+    RollbackRecord,
 )
 from adaspec.feedback.sampling import in_share
 from adaspec.feedback.wire import encode
@@ -95,20 +96,21 @@ class FeedbackSender:
         size = record_bytes(record)
         with self._changed:
             self._offered += 1
-            if record.request in self._torn:
+            if self._is_torn(record):
                 self._dropped["gap"] += 1
                 return False
             if size > self._capacity:
                 self._drop(record, "too-large")
                 return False
-            if record.number == 0 and self._queued_bytes > self._capacity // 2:
+            opens_request = not isinstance(record, RollbackRecord) and record.number == 0
+            if opens_request and self._queued_bytes > self._capacity // 2:
                 self._drop(record, "pressure")
                 return False
             while self._queued_bytes + size > self._capacity:
                 oldest, oldest_size = self._queue.popleft()
                 self._queued_bytes -= oldest_size
                 self._drop(oldest, "queue-full")
-            if record.request in self._torn:  # its own earlier record just gave way
+            if self._is_torn(record):  # its own earlier record just gave way
                 self._dropped["gap"] += 1
                 return False
             self._queue.append((record, size))
@@ -135,8 +137,13 @@ class FeedbackSender:
             self._changed.notify()
         self._thread.join(timeout)
 
+    def _is_torn(self, record: Record) -> bool:
+        return not isinstance(record, RollbackRecord) and record.request in self._torn
+
     def _drop(self, record: Record, reason: str) -> None:
         self._dropped[reason] += 1
+        if isinstance(record, RollbackRecord):
+            return
         self._torn[record.request] = None
         if len(self._torn) > _REMEMBERED_REQUESTS:
             del self._torn[next(iter(self._torn))]
@@ -171,7 +178,7 @@ class FeedbackSender:
     def _take(self, budget: "_ByteBudget") -> tuple[Record, int] | None:
         """The oldest record worth sending, once the budget covers it; None after a while."""
         with self._changed:
-            while self._queue and self._queue[0][0].request in self._torn:
+            while self._queue and self._is_torn(self._queue[0][0]):
                 self._queued_bytes -= self._queue.popleft()[1]
                 self._dropped["gap"] += 1
             wait = budget.wait_for(self._queue[0][1]) if self._queue else _POLL_MS / 1000
@@ -206,7 +213,7 @@ class _ByteBudget:
 def record_bytes(record: Record) -> int:
     """Size of a record's tensors."""
     match record:
-        case EndRecord():
+        case EndRecord() | RollbackRecord():
             return 0
         case ContextRecord():
             return record.token_ids.nbytes + record.taps.nbytes

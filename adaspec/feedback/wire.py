@@ -22,6 +22,7 @@ from adaspec.feedback.record import (
     HiddenTeacher,
     Outcome,
     Record,
+    RollbackRecord,
     Teacher,
     TeacherRows,
     TopKTeacher,
@@ -58,11 +59,14 @@ class MalformedRecordError(ValueError):
 class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wire: Literal[1] = WIRE_FORMAT
     lineage: _Identifier
+
+
+class _RequestHeader(_Header, frozen=True, kw_only=True):
     request: _Identifier
     number: _Number
 
 
-class _ContextHeader(_Header, frozen=True, kw_only=True, tag="context"):
+class _ContextHeader(_RequestHeader, frozen=True, kw_only=True, tag="context"):
     version: _Number
     start: _Position
     rows: _Rows
@@ -70,7 +74,7 @@ class _ContextHeader(_Header, frozen=True, kw_only=True, tag="context"):
     tap_dtype: _FloatName
 
 
-class _BlockHeader(_Header, frozen=True, kw_only=True, tag="block"):
+class _BlockHeader(_RequestHeader, frozen=True, kw_only=True, tag="block"):
     version: _Number
     start: _Position
     temperature: Annotated[float, Meta(ge=0.0)]
@@ -84,12 +88,18 @@ class _BlockHeader(_Header, frozen=True, kw_only=True, tag="block"):
     teacher_dtype: _FloatName
 
 
-class _EndHeader(_Header, frozen=True, kw_only=True, tag="end"):
+class _EndHeader(_RequestHeader, frozen=True, kw_only=True, tag="end"):
     length: _Position
     outcome: Outcome
 
 
-_decoder = msgspec.msgpack.Decoder(_ContextHeader | _BlockHeader | _EndHeader)
+class _RollbackHeader(_Header, frozen=True, kw_only=True, tag="rollback"):
+    version: _Number
+    restored: _Number
+    reason: Annotated[str, Meta(max_length=1000)]
+
+
+_decoder = msgspec.msgpack.Decoder(_ContextHeader | _BlockHeader | _EndHeader | _RollbackHeader)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -108,6 +118,14 @@ def encode(record: Record) -> list[Buffer]:
             outcome=record.outcome,
         )
         return [_encoder.encode(header)]
+    if isinstance(record, RollbackRecord):
+        rollback = _RollbackHeader(
+            lineage=record.lineage,
+            version=record.version,
+            restored=record.restored,
+            reason=record.reason,
+        )
+        return [_encoder.encode(rollback)]
     if isinstance(record, ContextRecord):
         context = _ContextHeader(
             lineage=record.lineage,
@@ -168,6 +186,8 @@ def decode(frames: Sequence[Buffer]) -> Record:
         record = EndRecord(
             header.lineage, header.request, header.number, header.length, header.outcome
         )
+    elif isinstance(header, _RollbackHeader):
+        record = RollbackRecord(header.lineage, header.version, header.restored, header.reason)
     elif isinstance(header, _ContextHeader):
         record = ContextRecord(
             header.lineage,

@@ -9,6 +9,7 @@ from adaspec.feedback import (
     EndRecord,
     HiddenTeacher,
     Record,
+    RollbackRecord,
     Teacher,
     TopKTeacher,
 )
@@ -70,6 +71,7 @@ def all_kinds() -> list[Record]:
         block_record(teacher=top_k_teacher(7)),
         block_record(teacher=hidden_teacher(7)),
         EndRecord(LINEAGE, "r", 2, 9, "finished"),
+        RollbackRecord(LINEAGE, 4, 2, "acceptance fell from 2.9 to 2.1 tokens per pass"),
     ]
 
 

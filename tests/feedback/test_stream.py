@@ -9,7 +9,14 @@ import pytest
 import zmq
 
 from adaspec.errors import AdaSpecError
-from adaspec.feedback import FeedbackReceiver, FeedbackSender, Record, in_share, open_channel
+from adaspec.feedback import (
+    FeedbackReceiver,
+    FeedbackSender,
+    Record,
+    RollbackRecord,
+    in_share,
+    open_channel,
+)
 from adaspec.feedback.channel import check_endpoint
 from adaspec.feedback.sender import record_bytes
 from adaspec.feedback.wire import encode
@@ -201,3 +208,13 @@ def test_endpoints_that_leave_the_machine_are_refused(endpoint: str) -> None:
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:5", "tcp://[::1]:5", "ipc:///run/x.sock"])
 def test_local_endpoints_are_accepted(endpoint: str) -> None:
     assert check_endpoint(endpoint) == endpoint
+
+
+def test_a_rollback_notice_belongs_to_no_request(endpoint: str, senders: list) -> None:
+    receiver = FeedbackReceiver(endpoint, LINEAGE)
+    sender = FeedbackSender(endpoint, share=0.0)
+    senders.append(sender)
+    notice = RollbackRecord(LINEAGE, 3, 2, "acceptance fell")
+    assert sender.offer(notice)
+    assert receive(receiver, 1) == [notice]
+    receiver.close()

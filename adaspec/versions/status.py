@@ -1,0 +1,104 @@
+"""The learner's state as a stream: what monitors show and the server's metrics endpoint repeats."""
+
+from typing import Literal
+
+import msgspec
+import zmq
+
+from adaspec.feedback.channel import check_endpoint
+from adaspec.versions.manifest import GateVerdict
+
+Activity = Literal["waiting", "training", "judging", "stopping"]
+
+
+class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Totals since the base version, unless said otherwise; counters survive a restart.
+
+    Attributes:
+        time: Unix time, seconds.
+        process: process id of the learner.
+        live_version, sequence: of the pointer.
+        steps, skipped_steps: optimiser steps taken, and given up because something was not finite.
+        tokens_seen: response tokens trained on, repeats counted.
+        loss, cross_entropy, reverse_kl, accuracy: of the last step; None before the first.
+        learning_seconds: wall time spent in training and judging.
+        published, kept, rolled_back: gate decisions, and roll-backs of any origin.
+        failures: publications and state files that could not be written.
+        replay_trajectories, replay_bytes, held_back: what is in memory now.
+        feedback: counters of the intake since this process started, by name.
+        verdict: the last gate decision.
+    """
+
+    format: Literal[1] = 1
+    lineage: str
+    time: float
+    process: int
+    activity: Activity
+    live_version: int
+    sequence: int
+    steps: int
+    skipped_steps: int
+    tokens_seen: int
+    loss: float | None
+    cross_entropy: float | None
+    reverse_kl: float | None
+    accuracy: float | None
+    learning_seconds: float
+    published: int
+    kept: int
+    rolled_back: int
+    failures: int
+    replay_trajectories: int
+    replay_bytes: int
+    held_back: int
+    feedback: dict[str, int]
+    verdict: GateVerdict | None
+
+
+class StatusPublisher:
+    """Sends statuses to whoever listens; binds the endpoint."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUB)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 16)
+        self._socket.bind(check_endpoint(endpoint))
+
+    def publish(self, status: LearnerStatus) -> None:
+        """Send one JSON message; never waits."""
+        self._socket.send(msgspec.json.encode(status))
+
+    def close(self) -> None:
+        """Release the address."""
+        self._context.destroy(linger=0)
+
+
+class StatusListener:
+    """Receives statuses; the learner may come and go. Not thread-safe."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 1 << 20)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(check_endpoint(endpoint))
+
+    def poll(self, timeout: float = 0.0) -> LearnerStatus | None:
+        """The newest status that has arrived; waits up to ``timeout`` seconds for one."""
+        newest: LearnerStatus | None = None
+        wait = round(timeout * 1000)
+        while self._socket.poll(wait):
+            wait = 0
+            message = b"".join(self._socket.recv_multipart())
+            try:
+                newest = msgspec.json.decode(message, type=LearnerStatus)
+            except msgspec.DecodeError:
+                continue  # another sender's message, or another format
+        return newest
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._context.destroy(linger=0)
