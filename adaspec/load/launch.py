@@ -201,7 +201,9 @@ class ServerProcess:
         for process in self._descendants:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(self._descendants, timeout=STOP_GRACE_S)
+        deadline = time.monotonic() + STOP_GRACE_S
+        while any(map(_is_alive, self._descendants)) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def _why_it_exited(self) -> str:
         tail = self.log_tail()
@@ -212,6 +214,14 @@ class ServerProcess:
             f"the server exited with code {self.process.returncode} before it answered{where}; "
             f"its last words: {self.last_log_line()!r}."
         )
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    # A zombie holds nothing any more, and an orphan may stay one for long: in many containers the
+    # first process does not reap.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _leads_own_group(pid: int) -> bool:
