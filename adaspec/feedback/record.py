@@ -36,6 +36,10 @@ class HiddenTeacher:
         """The chosen rows."""
         return HiddenTeacher(self.states[index])
 
+    def to(self, device: torch.device) -> "HiddenTeacher":
+        """The same on another device."""
+        return HiddenTeacher(self.states.to(device))
+
 
 @dataclass(frozen=True)
 class TopKTeacher:
@@ -57,6 +61,12 @@ class TopKTeacher:
     def select(self, index: slice | Tensor) -> "TopKTeacher":
         """The chosen rows."""
         return TopKTeacher(self.logits[index], self.token_ids[index], self.logsumexp[index])
+
+    def to(self, device: torch.device) -> "TopKTeacher":
+        """The same on another device."""
+        return TopKTeacher(
+            self.logits.to(device), self.token_ids.to(device), self.logsumexp.to(device)
+        )
 
 
 Teacher = HiddenTeacher | TopKTeacher

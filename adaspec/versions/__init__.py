@@ -3,13 +3,22 @@
 from adaspec.versions.announce import Announcer, VersionWatcher
 from adaspec.versions.digest import context_digest, is_context_weight
 from adaspec.versions.follower import Arrival, VersionFollower
-from adaspec.versions.manifest import GateVerdict, Interval, Manifest, Mode, Pointer, Provenance
+from adaspec.versions.manifest import (
+    Action,
+    GateVerdict,
+    Interval,
+    Manifest,
+    Mode,
+    Pointer,
+    Provenance,
+)
 from adaspec.versions.status import Activity, LearnerStatus, StatusListener, StatusPublisher
 from adaspec.versions.store import BASE, StagedVersion, VersionStore, lineage_of
 from adaspec.versions.writer import VersionWriter, open_writer
 
 __all__ = [
     "BASE",
+    "Action",
     "Activity",
     "Announcer",
     "Arrival",

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 Mode = Literal["frozen-kv", "full"]
+Action = Literal["publish", "keep", "base"]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Lineage = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 VersionNumber = Annotated[int, Meta(ge=0, lt=10**8)]
@@ -45,7 +46,7 @@ class GateVerdict(_Document, frozen=True, kw_only=True):
         confidence: of the intervals.
     """
 
-    action: Literal["publish", "keep", "base"]
+    action: Action
     reason: str
     incumbent_number: VersionNumber
     requests: Count

@@ -153,13 +153,14 @@ def open_writer(directory: Path, base: Path) -> VersionWriter:
 
 
 def _write_base(directory: Path, base: Path) -> None:
+    shapes = parameter_shapes(read_drafter_config(base))
     if (base / MANIFEST_NAME).exists():
         raise AdaSpecError(
             f"{base} is a version of another store; go on with that store, or copy the drafter "
             f"without its {MANIFEST_NAME} to start a new lineage."
         )
     tensors = read_tensors(base)
-    check_tensors(tensors, parameter_shapes(read_drafter_config(base)), str(base))
+    check_tensors(tensors, shapes, str(base))
     _write_version(
         directory,
         BASE,

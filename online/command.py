@@ -1,0 +1,67 @@
+"""The command line of the learner process."""
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import torch
+import typer
+
+from adaspec.errors import AdaSpecError
+from adaspec.feedback import open_channel
+from online.config import LearnConfig, ProcessSection, load_learn_config
+from online.learner import Learner
+
+
+def learn(
+    drafter: Annotated[Path, typer.Option(help="Drafter directory the server started with.")],
+    target: Annotated[Path, typer.Option(help="Target model directory.")],
+    store: Annotated[
+        Path, typer.Option(help="Directory of the drafter versions; made if missing.")
+    ],
+    channel: Annotated[Path, typer.Option(help="Directory of the sockets shared with the server.")],
+    config: Annotated[Path | None, typer.Option(help="TOML file with the settings.")] = None,
+) -> None:
+    """Learn from a server's verification feedback and publish better drafters, until stopped."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    settings = load_learn_config(config) if config else LearnConfig()
+    _settle(settings.process)
+    stop = threading.Event()
+
+    def ask_to_stop(signal_number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask_to_stop)
+    Learner(drafter, target, store, open_channel(channel), settings).run(stop)
+
+
+def _settle(process: ProcessSection) -> None:
+    """Take the share of the machine that the settings allow.
+
+    Raises:
+        AdaSpecError: if there is no such CPU or GPU.
+    """
+    os.nice(process.nice)
+    torch.set_num_threads(process.threads)
+    if process.cpus:
+        try:
+            os.sched_setaffinity(0, process.cpus)
+        except OSError:
+            raise AdaSpecError(
+                f"process.cpus {list(process.cpus)} names no CPU this process may use; choose from "
+                f"{sorted(os.sched_getaffinity(0))}."
+            ) from None
+    if process.device != "cpu":
+        index = torch.device(process.device).index or 0
+        if index >= torch.cuda.device_count():
+            raise AdaSpecError(
+                f"process.device is {process.device}, but this machine has "
+                f"{torch.cuda.device_count()} CUDA GPUs; choose another or use cpu."
+            )

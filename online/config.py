@@ -1,0 +1,178 @@
+"""The learner's settings: one typed TOML file, every key with a default, unknown keys refused."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from adaspec.errors import AdaSpecError
+from adaspec.versions import Mode
+
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Positive = Annotated[float, Meta(gt=0.0)]
+NonNegative = Annotated[float, Meta(ge=0.0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ProcessSection(_Section, frozen=True, kw_only=True):
+    """How the learner shares the machine.
+
+    Attributes:
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        threads: CPU threads for tensor work.
+        nice: added to the process priority's niceness; 10 yields to any normal process.
+        cpus: CPUs the learner may run on; empty for all.
+        seed: of the sampling of trajectories and anchors.
+    """
+
+    device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    threads: Count = 1
+    nice: Annotated[int, Meta(ge=0, le=19)] = 10
+    cpus: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    seed: int = 0
+
+
+class IntakeSection(_Section, frozen=True, kw_only=True):
+    """What is kept while requests are being put together.
+
+    Attributes:
+        open_bytes: cap of unfinished requests; the one idle for longest gives way.
+        prefix_bytes: cap of the store that supplies the taps of cached prefixes.
+    """
+
+    open_bytes: Count = 512 << 20
+    prefix_bytes: Count = 512 << 20
+
+
+class ReplaySection(_Section, frozen=True, kw_only=True):
+    """What is learned from.
+
+    Attributes:
+        bytes: cap of finished trajectories in memory; the oldest give way.
+        half_life: a trajectory is drawn half as often as one this many trajectories younger.
+        held_back: share of requests kept for the gate and never trained on.
+    """
+
+    bytes: Count = 1 << 30
+    half_life: Positive = 256.0
+    held_back: Share = 0.15
+
+
+class ObjectiveSection(_Section, frozen=True, kw_only=True):
+    """AdaFlash's objective (arXiv 2607.19223).
+
+    Attributes:
+        alpha: weight of the hard cross-entropy; the rest is reverse KL.
+        clip: cap of one token's reverse KL in nats, before the mean.
+        decay: block position k counts ``exp(-(k - 1) / decay)``.
+        chunk_rows: rows whose logits exist at a time.
+    """
+
+    alpha: Share = 0.8
+    clip: Positive = 10.0
+    decay: Positive = 7.0
+    chunk_rows: Count = 1024
+
+
+class BatchSection(_Section, frozen=True, kw_only=True):
+    """What one optimiser step sees.
+
+    Attributes:
+        trajectories: drawn for each step.
+        blocks: draft blocks on each trajectory, at most.
+        real_share: share of them that the server really drafted; the others have random anchors.
+        real_labels: ``verified``: of a really drafted block, only positions up to the first
+            rejection count; ``trajectory``: later ones are labelled from the continuation, too.
+        max_context: trajectories are cut to this many tokens.
+        passes: times each trajectory is drawn on average; when traffic stops, so does training.
+    """
+
+    trajectories: Count = 8
+    blocks: Count = 32
+    real_share: Share = 0.5
+    real_labels: Literal["verified", "trajectory"] = "verified"
+    max_context: Count = 4096
+    passes: Positive = 4.0
+
+
+class OptimiserSection(_Section, frozen=True, kw_only=True):
+    """AdamW, at a constant rate after warm-up.
+
+    Attributes:
+        learning_rate: AdaFlash's online rate by default.
+        clip_norm: cap of the gradient's norm.
+        warmup_steps: linear.
+    """
+
+    learning_rate: Positive = 3e-4
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    weight_decay: NonNegative = 0.0
+    clip_norm: Positive = 1.0
+    warmup_steps: Annotated[int, Meta(ge=0)] = 10
+
+
+class GateSection(_Section, frozen=True, kw_only=True):
+    """When a candidate is judged, and what it must show.
+
+    Attributes:
+        every_steps: optimiser steps between two candidates.
+        min_requests: held-back requests without which nothing is published.
+        max_requests: the most recent ones that are replayed.
+        passes: target passes simulated on each.
+        confidence: of the bootstrap intervals.
+        tolerance: the lower end of the candidate's relative gain may be this far below zero; its
+            estimate must be above.
+        keep_versions: old versions left on disk.
+    """
+
+    every_steps: Count = 40
+    min_requests: Count = 8
+    max_requests: Count = 64
+    passes: Count = 16
+    confidence: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.9
+    tolerance: NonNegative = 0.02
+    keep_versions: Count = 4
+
+
+class LearnConfig(_Section, frozen=True, kw_only=True):
+    """Everything `adaspec learn` reads from its file.
+
+    Attributes:
+        mode: ``frozen-kv`` trains nothing that context K/V are made of, so that a server's draft KV
+            cache outlives a swap; ``full`` trains everything.
+        status_seconds: interval of the status stream.
+        save_seconds: interval of state files.
+    """
+
+    mode: Mode = "frozen-kv"
+    status_seconds: Positive = 1.0
+    save_seconds: Positive = 60.0
+    process: ProcessSection = ProcessSection()
+    intake: IntakeSection = IntakeSection()
+    replay: ReplaySection = ReplaySection()
+    objective: ObjectiveSection = ObjectiveSection()
+    batch: BatchSection = BatchSection()
+    optimiser: OptimiserSection = OptimiserSection()
+    gate: GateSection = GateSection()
+
+
+def load_learn_config(path: Path) -> LearnConfig:
+    """Read and check a configuration file.
+
+    Raises:
+        AdaSpecError: if the file is missing, is not TOML, or holds an unknown key or a bad value.
+    """
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=LearnConfig)
+    except OSError as error:
+        raise AdaSpecError(
+            f"cannot read the learner's configuration {path} ({error.strerror}); check the path."
+        ) from error
+    except msgspec.DecodeError as error:
+        raise AdaSpecError(f"the learner's configuration {path} is not valid: {error}.") from error

@@ -1,0 +1,76 @@
+"""Finished trajectories in memory: some to learn from, some held back to judge by."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from adaspec.feedback import in_share
+from online.config import ReplaySection
+from online.trajectory import Trajectory
+
+
+class ReplayBuffer:
+    """Two pools under one memory cap; filled by the intake thread, read by the learner.
+
+    A request is held back by its id, so that it is never in both pools, whatever is restarted.
+    """
+
+    def __init__(self, config: ReplaySection) -> None:
+        self._half_life = config.half_life
+        self._held_back = config.held_back
+        self._lock = threading.Lock()
+        self._training = _Pool(int(config.bytes * (1 - config.held_back)))
+        self._held = _Pool(int(config.bytes * config.held_back))
+        self._arrivals = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Store a trajectory; older ones give way."""
+        held = in_share(trajectory.request, self._held_back, "held-back")
+        with self._lock:
+            if held:
+                self._held.add(trajectory)
+            else:
+                self._training.add(trajectory)
+                self._arrivals += 1
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
+        """Training trajectories, recent ones more often: with replacement, ``count`` of them."""
+        with self._lock:
+            items = list(self._training.items)
+        if not items:
+            return []
+        age = np.arange(len(items))[::-1]
+        weights = 0.5 ** (age / self._half_life)
+        chosen = rng.choice(len(items), size=count, p=weights / weights.sum())
+        return [items[index] for index in chosen]
+
+    def held_back(self, limit: int) -> Sequence[Trajectory]:
+        """The most recent held-back trajectories, at most ``limit``."""
+        with self._lock:
+            return list(self._held.items)[-limit:]
+
+    @property
+    def arrivals(self) -> int:
+        """Trajectories that came in for training since start."""
+        return self._arrivals
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Training trajectories, held-back trajectories, and bytes of both."""
+        with self._lock:
+            nbytes = self._training.nbytes + self._held.nbytes
+            return len(self._training.items), len(self._held.items), nbytes
+
+
+class _Pool:
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.items: deque[Trajectory] = deque()
+        self.nbytes = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        self.items.append(trajectory)
+        self.nbytes += trajectory.nbytes
+        while self.nbytes > self._capacity:
+            self.nbytes -= self.items.popleft().nbytes

@@ -1,0 +1,192 @@
+"""Training steps on feedback: float32 master weights, AdamW, and a guard against bad numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adaspec.drafters.blocks import block_token_ids
+from adaspec.drafters.network import BlockDrafter
+from adaspec.versions import is_context_weight
+from online.batch import BlockBatch
+from online.config import LearnConfig
+from online.objective import mixed_objective
+from online.target import TargetMatrices
+
+
+class StepReport(NamedTuple):
+    """What an optimiser step did.
+
+    Attributes:
+        applied: False if the loss or a gradient was not finite; nothing has changed then.
+        loss, cross_entropy, reverse_kl: weighted means over the counted positions, before the step.
+        accuracy: weighted share of positions whose argmax is the label.
+        tokens: positions that counted.
+    """
+
+    applied: bool
+    loss: float
+    cross_entropy: float
+    reverse_kl: float
+    accuracy: float
+    tokens: int
+
+
+class Trainer:
+    """Owns the weights in training.
+
+    Args:
+        drafter: float32, on the device to train on; changed in place.
+        target: on the same device.
+    """
+
+    def __init__(self, drafter: BlockDrafter, target: TargetMatrices, config: LearnConfig) -> None:
+        self.drafter = drafter
+        self._target = target
+        self._config = config
+        self._device = target.embedding.device
+        self.steps = 0
+        self.skipped_steps = 0
+        self.tokens_seen = 0
+        for name, parameter in drafter.named_parameters():
+            parameter.requires_grad_(is_trained(name, config.mode == "full"))
+        self._parameters = {n: p for n, p in drafter.named_parameters() if p.requires_grad}
+        self._optimiser = self._new_optimiser()
+
+    def step(self, batch: Sequence[BlockBatch]) -> StepReport:
+        """One optimiser step on the blocks of several trajectories."""
+        total = sum(float(part.weights.sum()) for part in batch)
+        tokens = sum(part.tokens for part in batch)
+        if total == 0:
+            return StepReport(False, 0.0, 0.0, 0.0, 0.0, 0)
+        self._optimiser.zero_grad(set_to_none=True)
+        sums = torch.zeros(4, device=self._device)
+        for part in batch:
+            sums += self._accumulate(part, total)
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._parameters.values(), self._config.optimiser.clip_norm
+        )
+        loss, cross_entropy, reverse_kl, accuracy = sums.tolist()
+        # A finite norm means that every gradient is finite.
+        applied = bool(torch.isfinite(norm)) and bool(torch.isfinite(sums).all())
+        if applied:
+            self._set_learning_rate()
+            self._optimiser.step()
+            self.steps += 1
+            self.tokens_seen += tokens
+        else:
+            self.skipped_steps += 1
+        self._optimiser.zero_grad(set_to_none=True)
+        return StepReport(applied, loss, cross_entropy, reverse_kl, accuracy, tokens)
+
+    def export(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All weights on the CPU, in the types they are published in.
+
+        Args:
+            like: weights whose names and types are used.
+        """
+        parameters = dict(self.drafter.named_parameters())
+        return {
+            name: parameters[name].detach().to("cpu", tensor.dtype, copy=True)
+            for name, tensor in like.items()
+        }
+
+    def restart_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the weights and forget the optimiser's moments; counters go on."""
+        parameters = dict(self.drafter.named_parameters())
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                parameters[name].copy_(tensor)
+        self._optimiser = self._new_optimiser()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Trained weights and moments, named ``weight/NAME``, ``mean/NAME``, ``square/NAME``."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            tensors[f"weight/{name}"] = parameter.detach()
+            state = self._optimiser.state.get(parameter)
+            if state:
+                tensors[f"mean/{name}"] = state["exp_avg"]
+                tensors[f"square/{name}"] = state["exp_avg_sq"]
+        return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor], optimiser_steps: int) -> None:
+        """Take back what `state_tensors` gave.
+
+        Args:
+            optimiser_steps: steps since the moments were last forgotten.
+
+        Raises:
+            KeyError: if a weight is missing.
+        """
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(tensors[f"weight/{name}"])
+                if f"mean/{name}" in tensors:
+                    self._optimiser.state[parameter] = {
+                        "step": torch.tensor(float(optimiser_steps)),
+                        "exp_avg": tensors[f"mean/{name}"].to(self._device, copy=True),
+                        "exp_avg_sq": tensors[f"square/{name}"].to(self._device, copy=True),
+                    }
+
+    @property
+    def optimiser_steps(self) -> int:
+        """Steps since the moments were last forgotten."""
+        for state in self._optimiser.state.values():
+            return int(state["step"])
+        return 0
+
+    def _accumulate(self, part: BlockBatch, total: float) -> Tensor:
+        """Add the gradient of one trajectory's blocks; their share of the reported sums."""
+        objective, drafter = self._config.objective, self.drafter
+        trajectory, device = part.trajectory, self._device
+        counted = part.weights > 0  # [blocks, block - 1]
+        rows = part.teacher_rows[counted]
+        context_length = int(part.anchors[-1])  # no block sees further
+        taps = trajectory.taps[:context_length].to(device, torch.float32)
+        anchors = part.anchors.to(device)
+        tokens = block_token_ids(
+            trajectory.tokens[part.anchors], drafter.config.block_size, drafter.config.mask_token_id
+        ).to(device)
+        mixed = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+        with mixed:
+            with torch.set_grad_enabled(self._config.mode == "full"):
+                context = drafter.context_features(taps)
+            noise = F.embedding(tokens, self._target.embedding).to(context.dtype)
+            hidden = drafter.forward_blocks(context[None], anchors[None], noise[None])[0]
+        result = mixed_objective(
+            hidden[:, 1:][counted.to(device)],
+            trajectory.teacher_tokens[rows].to(device),
+            trajectory.teacher.select(rows).to(device),
+            (part.weights[counted] / total).to(device),
+            self._target.lm_head,
+            objective.alpha,
+            objective.clip,
+            objective.chunk_rows,
+        )
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        return torch.stack([part.detach() for part in result])
+
+    def _new_optimiser(self) -> torch.optim.AdamW:
+        settings = self._config.optimiser
+        return torch.optim.AdamW(
+            self._parameters.values(),
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+        )
+
+    def _set_learning_rate(self) -> None:
+        settings = self._config.optimiser
+        warm = min(1.0, (self.optimiser_steps + 1) / (settings.warmup_steps + 1))
+        for group in self._optimiser.param_groups:
+            group["lr"] = settings.learning_rate * warm
+
+
+def is_trained(name: str, full: bool) -> bool:
+    """Whether online training changes a parameter. The length head has an objective of its own."""
+    if name.startswith("thresh_head_two_model."):
+        return False
+    return full or not is_context_weight(name)
