@@ -47,7 +47,7 @@ def server(
         tiny_target,
         *arguments,
         log_path=directory / "server.log",
-        env={"ADASPEC_CONFIG": str(config)},
+        config=config,
     ) as running:
         yield running
 
