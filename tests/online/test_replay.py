@@ -1,0 +1,64 @@
+import numpy as np
+import torch
+
+from adaspec.feedback import HiddenTeacher, in_share
+from online.config import ReplaySection
+from online.replay import ReplayBuffer
+from online.trajectory import Trajectory
+
+
+def trajectory(name: str) -> Trajectory:
+    return Trajectory(
+        name,
+        torch.zeros(10, dtype=torch.int64),
+        torch.zeros(10, 4),
+        2,
+        HiddenTeacher(torch.zeros(8, 2)),
+        torch.zeros(8, dtype=torch.int64),
+        (),
+        0.0,
+    )
+
+
+SIZE = trajectory("x").nbytes
+
+
+def test_held_back_requests_are_never_drawn() -> None:
+    buffer = ReplayBuffer(ReplaySection(held_back=0.3))
+    for i in range(200):
+        buffer.add(trajectory(f"r{i}"))
+    training, held, nbytes = buffer.sizes()
+    assert training + held == 200
+    assert 30 < held < 90
+    assert nbytes == 200 * SIZE
+    assert buffer.arrivals == training
+    held_names = {t.request for t in buffer.held_back(1000)}
+    drawn = {t.request for t in buffer.draw(2000, np.random.default_rng(0))}
+    assert not held_names & drawn
+    assert all(in_share(name, 0.3, "held-back") for name in held_names)
+
+
+def test_memory_is_bounded_and_the_oldest_go_first() -> None:
+    buffer = ReplayBuffer(ReplaySection(bytes=5 * SIZE, held_back=0.0))
+    for i in range(9):
+        buffer.add(trajectory(f"r{i}"))
+    assert buffer.sizes() == (5, 0, 5 * SIZE)
+    drawn = {t.request for t in buffer.draw(500, np.random.default_rng(0))}
+    assert drawn == {f"r{i}" for i in range(4, 9)}
+
+
+def test_a_trajectory_is_drawn_half_as_often_after_its_half_life() -> None:
+    buffer = ReplayBuffer(ReplaySection(half_life=10.0, held_back=0.0))
+    for i in range(11):
+        buffer.add(trajectory(f"r{i}"))
+    drawn = [t.request for t in buffer.draw(20_000, np.random.default_rng(0))]
+    ratio = drawn.count("r10") / drawn.count("r0")
+    assert 1.7 < ratio < 2.3
+
+
+def test_the_newest_held_back_are_judged_by() -> None:
+    buffer = ReplayBuffer(ReplaySection(held_back=1.0))
+    for i in range(10):
+        buffer.add(trajectory(f"r{i}"))
+    assert [t.request for t in buffer.held_back(3)] == ["r7", "r8", "r9"]
+    assert buffer.draw(4, np.random.default_rng(0)) == []
