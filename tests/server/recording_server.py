@@ -1,0 +1,120 @@
+"""``python -m tests.server.recording_server``: the stock server, with a scheduler that writes down
+what its draft model computes.
+
+Only the worker class differs, and it adds nothing but the notes: launcher, processes, scheduling
+and kernels are those of ``python -m sglang.launch_server``.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+RECORDS_VARIABLE = "ADASPEC_TEST_RECORDS"
+
+
+class DraftPass(msgspec.Struct, frozen=True):
+    """One pass of the served draft model.
+
+    Attributes:
+        request: id of each request of the batch.
+        ids: ``[batch, block]`` int64, anchor and mask tokens.
+        positions: ``[batch, block]`` int64.
+        hidden: ``[batch, block, hidden]`` float32, final normed states.
+        drafted: ``[batch, width - 1]`` int64, the tokens that were proposed.
+    """
+
+    request: list[str]
+    ids: torch.Tensor
+    positions: torch.Tensor
+    hidden: torch.Tensor
+    drafted: torch.Tensor
+
+
+def read_passes(directory: Path) -> list[DraftPass]:
+    """The passes written so far, in the order they ran."""
+    passes = []
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            passes.append(DraftPass(file.metadata()["requests"].split(), **tensors))
+    return passes
+
+
+def run_recording_scheduler(*args: Any, **kwargs: Any) -> None:
+    """Stand in for SGLang's ``run_scheduler_process`` in the spawned scheduler."""
+    from sglang.srt.managers.scheduler import run_scheduler_process
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang_patches.worker import worker
+
+    worker.AdaSpecWorker = _recording(worker.AdaSpecWorker)  # type: ignore[misc]
+    run_scheduler_process(*args, **kwargs)
+
+
+def _recording(base: type) -> type:
+    class RecordingWorker(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.notes: dict[str, torch.Tensor] = {}
+            self.numbers = count()
+            self.forward = self.draft_model_runner.forward
+            self.draft_model_runner.forward = self.forward_and_note
+
+        def forward_and_note(self, forward_batch: Any) -> Any:
+            output = self.forward(forward_batch)
+            noted = {
+                "ids": forward_batch.input_ids,
+                "positions": forward_batch.positions,
+                "hidden": output.logits_output.hidden_states,
+            }
+            for name, rows in noted.items():
+                self.notes[name] = rows.unflatten(0, (-1, self.block_size)).clone()
+            return output
+
+        def greedy_draft_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
+            drafted = super().greedy_draft_tokens(hidden)
+            self.notes["drafted"] = drafted.view(self.notes["ids"].shape[0], -1).clone()
+            return drafted
+
+        def _decode(self, batch: Any, *args: Any) -> Any:
+            result = super()._decode(batch, *args)
+            _write(next(self.numbers), [req.rid for req in batch.reqs], self.notes)
+            return result
+
+    return RecordingWorker
+
+
+def _write(number: int, requests: list[str], notes: Mapping[str, torch.Tensor]) -> None:
+    path = Path(os.environ[RECORDS_VARIABLE]) / f"{number:06d}.safetensors"
+    staged = path.with_suffix(".part")
+    save_file(dict(notes), staged, metadata={"requests": " ".join(requests)})
+    staged.rename(path)
+
+
+def main() -> None:
+    """Launch as ``sglang.launch_server`` does."""
+    from sglang.srt.entrypoints.http_server import launch_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    server_args = prepare_server_args(sys.argv[1:])
+    server_args.resolve_once()
+    try:
+        launch_server(server_args, run_scheduler_process_func=run_recording_scheduler)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main()
