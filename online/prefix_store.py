@@ -14,14 +14,14 @@ _PAGE_TOKENS = 16
 
 
 class _Page:
-    """Taps of 16 tokens behind one exact prefix."""
+    """Taps of up to 16 tokens behind one exact prefix; only a full page is continued."""
 
     __slots__ = ("children", "key", "parent", "taps")
 
     def __init__(self, parent: "_Page | None", key: tuple[int, ...], taps: Tensor) -> None:
         self.parent = parent
         self.key = key
-        self.taps = taps  # [16, taps * hidden]
+        self.taps = taps  # [len(key), taps * hidden]
         self.children: dict[tuple[int, ...], _Page] = {}
 
 
@@ -39,20 +39,19 @@ class PrefixStore:
         self.nbytes = 0
 
     def insert(self, tokens: Sequence[int], taps: Tensor) -> None:
-        """Remember the taps of a sequence from its start; whole pages only.
+        """Remember the taps of a sequence from its start.
 
         Args:
             tokens: at least as many as rows.
             taps: ``[rows, taps * hidden]``; rows that are new are copied.
         """
-        page, path = self._root, []
-        for start in range(0, taps.shape[0] - _PAGE_TOKENS + 1, _PAGE_TOKENS):
-            key = tuple(tokens[start : start + _PAGE_TOKENS])
-            child = page.children.get(key)
+        page, path, rows = self._root, [], taps.shape[0]
+        for start in range(0, rows, _PAGE_TOKENS):
+            end = min(start + _PAGE_TOKENS, rows)
+            key = tuple(tokens[start:end])
+            child = _child_that_covers(page, key)
             if child is None:
-                child = _Page(page, key, taps[start : start + _PAGE_TOKENS].clone())
-                page.children[key] = child
-                self.nbytes += child.taps.nbytes
+                child = self._add(page, key, taps[start:end].clone())
             path.append(child)
             page = child
         self._touch(path)
@@ -72,13 +71,20 @@ class PrefixStore:
             page = child
         rest = tuple(tokens[whole:])
         if rest:
-            match = next((c for k, c in page.children.items() if k[: len(rest)] == rest), None)
-            if match is None:
+            last = _child_that_covers(page, rest)
+            if last is None:
                 return None
-            path.append(match)
-            parts.append(match.taps[: len(rest)])
+            path.append(last)
+            parts.append(last.taps[: len(rest)])
         self._touch(path)
         return torch.cat(parts) if parts else None
+
+    def _add(self, page: _Page, key: tuple[int, ...], taps: Tensor) -> _Page:
+        for shorter in [k for k in page.children if k == key[: len(k)]]:
+            self._remove(page.children[shorter])
+        child = page.children[key] = _Page(page, key, taps)
+        self.nbytes += taps.nbytes
+        return child
 
     def _touch(self, path: Sequence[_Page]) -> None:
         # Leaves first, so that a page is always more recent than those behind it.
@@ -87,7 +93,18 @@ class PrefixStore:
             self._recency.move_to_end(page)
 
     def _evict(self) -> None:
-        page, _ = self._recency.popitem(last=False)
+        self._remove(next(iter(self._recency)))
+
+    def _remove(self, page: _Page) -> None:
         assert page.parent is not None
+        del self._recency[page]
         del page.parent.children[page.key]
         self.nbytes -= page.taps.nbytes
+
+
+def _child_that_covers(page: _Page, key: tuple[int, ...]) -> _Page | None:
+    """A page behind ``page`` that begins with these tokens."""
+    exact = page.children.get(key)
+    if exact is not None or len(key) == _PAGE_TOKENS:
+        return exact
+    return next((c for k, c in page.children.items() if k[: len(key)] == key), None)

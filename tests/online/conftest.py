@@ -19,6 +19,12 @@ from tests.online.world import (
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny matrices are slower on several threads, much so on a busy machine."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def target_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_target(tmp_path_factory.mktemp("target"))
