@@ -53,7 +53,7 @@ def block_cross_entropy(
     row_weights = weights.flatten()[counted]
     row_weights = row_weights / row_weights.sum().clamp(min=1e-6)
     loss, matches = _ChunkedCrossEntropy.apply(
-        hidden.flatten(0, -2)[counted],
+        hidden.flatten(0, -2).index_select(0, counted),
         lm_head,
         labels.flatten()[counted],
         row_weights,

@@ -17,8 +17,8 @@ Conversation = list[dict[str, str]]
 Progress = Callable[[int, int], None]
 
 
-def render(tokenizer: Any, conversation: Conversation) -> list[int]:
-    """Token ids of a conversation, ready for the assistant's next turn.
+def render(tokenizer: Any, conversations: Sequence[Conversation]) -> list[list[int]]:
+    """Token ids of conversations, ready for the assistant's next turn.
 
     Raises:
         AdaSpecError: if the tokenizer has no chat template.
@@ -27,8 +27,13 @@ def render(tokenizer: Any, conversation: Conversation) -> list[int]:
         raise AdaSpecError(
             "the target's tokenizer has no chat template; use an instruction-tuned target."
         )
-    text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    if not conversations:
+        return []
+    texts = [
+        tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+        for talk in conversations
+    ]
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False).input_ids
     return ids
 
 
@@ -53,30 +58,39 @@ def collect_turns(
     talks: dict[int, Conversation] = {number: [] for number in range(len(prompts))}
     found: list[Trajectory] = []
     for turn in range(max((len(p.user_turns) for p in prompts), default=0)):
-        asked: list[tuple[int, list[int]]] = []
-        for number in [n for n in talks if len(prompts[n].user_turns) > turn]:
-            talks[number].append({"role": "user", "content": prompts[number].user_turns[turn]})
-            ids = render(tokenizer, talks[number])
-            if len(ids) <= config.max_prompt_tokens:
-                asked.append((number, ids))
-        answered: dict[int, Conversation] = {}
+        talks = {
+            number: [*talk, {"role": "user", "content": prompts[number].user_turns[turn]}]
+            for number, talk in talks.items()
+            if len(prompts[number].user_turns) > turn
+        }
+        rendered = zip(talks, render(tokenizer, list(talks.values())), strict=True)
+        asked = [(number, ids) for number, ids in rendered if len(ids) <= config.max_prompt_tokens]
+        answered: dict[int, list[int]] = {}
 
         def finish(
             index: int,
             response: list[int],
             asked: list[tuple[int, list[int]]] = asked,
-            answered: dict[int, Conversation] = answered,
+            answered: dict[int, list[int]] = answered,
         ) -> None:
             number, ids = asked[index]
-            tokens = np.array(ids + response, np.int32)
-            found.append(Trajectory(tokens, len(ids), first_id + number))
-            text = tokenizer.decode(response, skip_special_tokens=True)
-            answered[number] = [*talks[number], {"role": "assistant", "content": text}]
+            answered[number] = response
+            found.append(
+                Trajectory(np.array(ids + response, np.int32), len(ids), first_id + number)
+            )
             progress(len(answered), len(asked))
 
         decode_all(target, [ids for _, ids in asked], config, finish, stop=stop)
-        talks = answered
+        talks = {
+            number: [*talks[number], _assistant(tokenizer, response)]
+            for number, response in answered.items()
+            if len(prompts[number].user_turns) > turn + 1
+        }
     return sorted(found, key=lambda t: (t.prompt_id, t.prompt_length))
+
+
+def _assistant(tokenizer: Any, response: list[int]) -> dict[str, str]:
+    return {"role": "assistant", "content": tokenizer.decode(response, skip_special_tokens=True)}
 
 
 def collect(
@@ -104,8 +118,6 @@ def collect(
             def report(done: int, total: int, start: int = start) -> None:
                 progress(start + done, len(prompts))
 
-            save_trajectories(
-                shard, collect_turns(target, tokenizer, part, config, start, report)
-            )
+            save_trajectories(shard, collect_turns(target, tokenizer, part, config, start, report))
         progress(start + len(part), len(prompts))
     return load_trajectories(shards)

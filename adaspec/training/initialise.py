@@ -49,7 +49,9 @@ def drafter_config(section: DrafterSection, target: TargetModel, tokenizer: Any)
     )
 
 
-def new_drafter(section: DrafterSection, config: DrafterConfig, target: TargetModel) -> BlockDrafter:
+def new_drafter(
+    section: DrafterSection, config: DrafterConfig, target: TargetModel
+) -> BlockDrafter:
     """A drafter with fresh float32 weights on the target's device.
 
     The final norm starts as the target's, because the target's output matrix reads it. Matrices

@@ -67,7 +67,13 @@ class TargetModel:
         """float32 logits of final states.
 
         Rounding to bfloat16 would leave ties: logits near 16 are then 0.125 apart.
+
+        Args:
+            hidden: ``[rows, hidden]``.
         """
+        if hidden.is_cuda and hidden.dtype == torch.bfloat16:
+            # Products of bfloat16 numbers, summed and returned in float32.
+            return torch.mm(hidden, self.lm_head.t(), out_dtype=torch.float32)
         return F.linear(hidden.float(), self.lm_head.float())
 
     @torch.no_grad()

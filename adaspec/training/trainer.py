@@ -72,6 +72,7 @@ class Trainer:
         self.random = torch.Generator(target.device).manual_seed(config.seed)
         self.step = 0
         self.elapsed = 0.0
+        self._reports: tuple[int, dict[str, AcceptanceReport]] | None = None
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on exactly here."""
@@ -147,10 +148,12 @@ class Trainer:
                 self.evaluate(journal)
             if checkpoint is not None and self.step % config.checkpoint_every == 0:
                 save_state(checkpoint, self.state())
-        reports = self.evaluate(journal)
+        if self._reports is None or self._reports[0] != self.step:
+            self.evaluate(journal)
         if checkpoint is not None:
             save_state(checkpoint, self.state())
-        return reports
+        assert self._reports is not None
+        return self._reports[1]
 
     def train_step(self, batch: Batch) -> StepResult:
         """One optimiser step on one batch."""
@@ -217,6 +220,7 @@ class Trainer:
                 responses=report.responses,
                 passes=report.passes,
             )
+        self._reports = (self.step, reports)
         return reports
 
     def _share_done(self) -> float:
