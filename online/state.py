@@ -81,8 +81,9 @@ def save_state(directory: Path, state: LearnerState, tensors: dict[str, Tensor])
             f"the learner's state could not be written to {directory} ({error}); free some disk "
             "space. Until then a restart goes on from an older state."
         ) from error
-    for old in numbers:
-        shutil.rmtree(directory / f"{old:08d}", ignore_errors=True)
+    # Hidden ones are the scratch of a learner that was killed.
+    for old in [*(directory / f"{number:08d}" for number in numbers), *directory.glob(".*")]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def load_state(directory: Path, lineage: str, mode: Mode) -> SavedState | None:

@@ -68,6 +68,12 @@ def test_a_state_that_does_not_belong_here_is_not_used(
     assert load_state(tmp_path / "learner", lineage, mode) is None
 
 
+def test_the_scratch_of_a_killed_learner_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "learner" / ".00000000.x1y2" / "new").mkdir(parents=True)
+    save_state(tmp_path / "learner", STATE, TENSORS)
+    assert [path.name for path in (tmp_path / "learner").iterdir()] == ["00000000"]
+
+
 def test_without_a_state_there_is_none(tmp_path: Path) -> None:
     assert load_state(tmp_path / "learner", LINEAGE, "full") is None
 
