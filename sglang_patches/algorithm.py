@@ -1,15 +1,16 @@
 """The ADASPEC algorithm: its name on SGLang's command line, its start-up checks, its worker."""
 
-import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from adaspec.config import config_from_environment
-from adaspec.drafters.checkpoint import check_drafter_for_target
-from adaspec.errors import AdaSpecError
+from adaspec.drafters.checkpoint import read_drafter_config
+from sglang_patches.checks import check_server_args, model_directory
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -45,16 +46,13 @@ class AdaSpecAlgorithm(CustomSpecAlgo):
         return True
 
     def handle_server_args(self, server_args: "ServerArgs") -> None:
-        """Check the pair of models and fill in the sizes the scheduler plans with.
+        """Fill in the sizes the scheduler plans with.
 
-        ``server_args`` is SGLang's recorder of plugin writes, not the record itself.
-
-        Raises:
-            AdaSpecError: for anything that could not be served, before a model is loaded.
+        ``server_args`` is SGLang's recorder of plugin writes, not the record itself; what it says
+        was checked by `_check_first`.
         """
-        _refuse_unsupported(server_args)
-        block_size = _check_drafter(server_args)
-        config_from_environment().verify.width(block_size)
+        drafter = model_directory(server_args.speculative_draft_model_path)
+        block_size = read_drafter_config(drafter).block_size
         server_args.speculative_num_steps = 1
         server_args.speculative_eagle_topk = 1
         server_args.speculative_num_draft_tokens = block_size
@@ -86,50 +84,16 @@ def register_algorithm() -> None:
 
         return AdaSpecWorker
 
-
-def _refuse_unsupported(args: "ServerArgs") -> None:
-    refusals = {
-        "--pp-size": args.pp_size != 1,
-        "--enable-dp-attention": args.enable_dp_attention,
-        "--enable-lora": bool(args.enable_lora),
-        "--speculative-draft-window-size": args.speculative_draft_window_size is not None,
-        "--enable-deterministic-inference": args.enable_deterministic_inference,
-        "--disaggregation-mode": args.disaggregation_mode != "null",
-        "--speculative-use-block-verification": args.speculative_use_block_verification,
-    }
-    for flag, is_set in refusals.items():
-        if is_set:
-            raise AdaSpecError(f"ADASPEC does not support {flag} yet; remove it, or use DFLASH.")
+    register_resolution_hook("handle_speculative_decoding")(_check_first)
 
 
-def _check_drafter(args: "ServerArgs") -> int:
-    """Check the drafter against the target on disk; returns its block size."""
-    if args.speculative_draft_model_path is None:
-        raise AdaSpecError(
-            "ADASPEC needs a drafter: give its directory with --speculative-draft-model-path."
-        )
-    drafter, target = args.speculative_draft_model_path, args.model_path
-    config = check_drafter_for_target(_directory(drafter), _directory(target))
-    requested = args.speculative_num_draft_tokens or args.speculative_dflash_block_size
-    if requested not in (None, config.block_size):
-        raise AdaSpecError(
-            f"the drafter in {drafter} drafts blocks of {config.block_size} tokens, not "
-            f"{requested}; to verify fewer, set verify.length in the AdaSpec configuration."
-        )
-    return config.block_size
+def _check_first(server_args: "ServerArgs", previous: Callable[["ServerArgs"], None]) -> None:
+    """Run AdaSpec's checks before SGLang's ``handle_speculative_decoding``.
 
-
-def _directory(model: str) -> Path:
-    """A local model directory; a hub name is downloaded (or found in the cache) first."""
-    path = Path(model).expanduser()
-    looks_like_hub_name = model.count("/") == 1 and not model.startswith((".", "/", "~", os.sep))
-    if path.is_dir() or not looks_like_hub_name:
-        return path
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model))
-    except Exception as error:
-        raise AdaSpecError(
-            f"{model} is neither a directory nor a model that could be downloaded ({error})."
-        ) from error
+    That step reads the drafter's config.json (``_resolve_speculative_algorithm_alias``) before it
+    asks the algorithm anything, and ends in a traceback of transformers if there is none.
+    """
+    view = resolving_view(server_args)
+    if (view.speculative_algorithm or "").upper() == ALGORITHM:
+        check_server_args(view)
+    previous(server_args)

@@ -4,11 +4,36 @@ SGLang calls `install` in the launcher, the scheduler and the detokenizer (``loa
 skips it when ``SGLANG_PLATFORM`` names a platform of another distribution.
 """
 
+import sys
+from types import TracebackType
+
+from adaspec.errors import AdaSpecError
+
 
 def install() -> None:
-    """Register AdaSpec with SGLang; safe to call in every server process, once each."""
-    _install_cpu_hooks()
+    """Register AdaSpec with SGLang; safe to call in every server process, once each.
+
+    SGLang logs the exception of a plugin and serves on, so nothing is refused here: what must not
+    be served, another SGLang version for one, is refused by the algorithm and by the platform.
+    """
+    _show_user_errors_plainly()
     _register_algorithm()
+    _install_cpu_hooks()
+
+
+def _show_user_errors_plainly() -> None:
+    """Print an `AdaSpecError` that ends the process as its one sentence, without a traceback."""
+    show = sys.excepthook
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, AdaSpecError):
+            print(f"{kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
+        else:
+            show(kind, error, traceback)
+
+    sys.excepthook = excepthook
 
 
 def _register_algorithm() -> None:

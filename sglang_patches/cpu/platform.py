@@ -13,6 +13,7 @@ from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRT
 from sglang_patches.cpu import defaults, hooks, resources
 from sglang_patches.cpu.kernels import extend_cache_locs
 from sglang_patches.cpu.packed_linear import pack_linear_layers
+from sglang_patches.version import require_sglang_version
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class AdaSpecCpuPlatform(SRTPlatform):
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Fill in the arguments the user left open, in the launching process."""
+        require_sglang_version()
         hooks.verify_installed()
         defaults.apply(server_args)
 
