@@ -4,6 +4,7 @@ Nothing here imports SGLang: the server is `python -m sglang.launch_server` in a
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from adaspec.errors import AdaSpecError
 HEALTH_POLL_S = 0.25
 STOP_GRACE_S = 15.0
 _LOG_TAIL_BYTES = 64 * 1024
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _USER_ERROR = re.compile(r"AdaSpecError: (.+)")
 
 
@@ -216,6 +218,11 @@ class ServerProcess:
         )
 
 
+def _die_with_parent() -> None:
+    # SGLang's own processes ask for the same of their parent, so the whole family goes.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _is_alive(process: psutil.Process) -> bool:
     # A zombie holds nothing any more, and an orphan may stay one for long: in many containers the
     # first process does not reap.
@@ -242,6 +249,9 @@ def start_server(
 ) -> ServerProcess:
     """Start a server and return at once; see `ServerProcess.wait_until_healthy`.
 
+    The server is killed when the thread that called this ends without stopping it, however that
+    comes about.
+
     Args:
         spec: what to serve and where.
         log: file that receives stdout and stderr; ``None`` inherits this process's.
@@ -259,6 +269,7 @@ def start_server(
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             start_new_session=own_group,
+            preexec_fn=_die_with_parent,
         )
     finally:
         if output is not None:

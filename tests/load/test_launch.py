@@ -2,7 +2,9 @@
 
 import os
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -25,6 +27,13 @@ def start_fake(tmp_path: Path, *behaviour: str, own_group: bool = True) -> Serve
     spec = ServerSpec(target="fake", port=free_port())
     command = [sys.executable, str(FAKE_SERVER), str(spec.port), *behaviour]
     return start_server(spec, log=tmp_path / "log", own_group=own_group, command=command)
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_command_is_the_stock_one() -> None:
@@ -70,7 +79,7 @@ def test_stop_leaves_no_process_behind(tmp_path: Path, own_group: bool) -> None:
     with start_fake(tmp_path, "--with-child", own_group=own_group) as server:
         server.wait_until_healthy(30)
         child = psutil.Process(int(server.log_tail().split()[1]))
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert is_gone(child)
     assert server.process.returncode != 0
 
 
@@ -81,7 +90,31 @@ def test_orphans_die_even_if_the_server_went_first(tmp_path: Path, own_group: bo
         child = psutil.Process(int(server.log_tail().split()[1]))
         server.process.kill()
         server.process.wait()
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert is_gone(child)
+
+
+def test_a_server_does_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    spec = ServerSpec(target="fake", port=free_port())
+    launcher = f"""
+import sys, time
+from adaspec.load.launch import ServerSpec, start_server
+spec = ServerSpec(target="fake", port={spec.port})
+command = [sys.executable, {str(FAKE_SERVER)!r}, "{spec.port}"]
+server = start_server(spec, command=command)
+server.wait_until_healthy(30)
+print("pid", server.process.pid, flush=True)
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid = next(int(line.split()[1]) for line in process.stdout if line.startswith("pid"))
+    server = psutil.Process(pid)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while not is_gone(server) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_gone(server)
 
 
 def test_the_servers_own_refusal_is_passed_on(tmp_path: Path) -> None:
