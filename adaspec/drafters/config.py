@@ -1,8 +1,8 @@
 """The drafter's configuration, as z-lab DFlash and AdaFlash directories write it in config.json.
 
 Keys may sit at the top level or inside ``dflash_config`` (upstream: SGLang
-``dflash_utils.parse_dflash_draft_config``). What this network does not implement is refused by name:
-a drafter that is loaded while a part of it is ignored still runs, and just accepts less.
+``dflash_utils.parse_dflash_draft_config``). What this network does not implement is refused by
+name: a drafter that is loaded while a part of it is ignored still runs, and just accepts less.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ class DrafterConfig:
         block_size: tokens of a draft block, the anchor included.
         mask_token_id: token whose target embedding fills the undecided positions of a block.
         target_layer_ids: tapped target layers, 0-based; a tap is the output of that layer.
-        num_target_layers: layers of the target this drafter was made for; ``None`` if not recorded.
+        num_target_layers: layers of the target the drafter was made for; ``None`` if not known.
         length_head_width: bottleneck width of AdaFlash's length head, or ``None`` without one.
-        length_head_is_direct: AdaFlash's ``thresh_head_direct_len``: the head predicts a share of the
-            block rather than a confidence threshold.
+        length_head_is_direct: AdaFlash's ``thresh_head_direct_len``: the head predicts a share of
+            the block rather than a confidence threshold.
     """
 
     hidden_size: int
@@ -53,7 +53,7 @@ class DrafterConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise AdaSpecError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}; correct the drafter's config.json."
+                f"num_key_value_heads {self.num_key_value_heads}; correct config.json."
             )
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise AdaSpecError(
@@ -130,8 +130,8 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
     for key, off in _UNSUPPORTED.items():
         if values.get(key) not in off:
             raise AdaSpecError(
-                f"the drafter's config.json sets {key} to {values[key]!r}, which is not implemented; "
-                "use a plain DFlash or AdaFlash drafter."
+                f"the drafter's config.json sets {key} to {values[key]!r}, which is not "
+                "implemented; use a plain DFlash or AdaFlash drafter."
             )
     layers = _integer(values, "num_hidden_layers")
     kinds = values.get("layer_types") or ["full_attention"] * layers
@@ -216,7 +216,7 @@ def _integer(values: Mapping[str, Any], key: str, default: int | None = None) ->
     value = values.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool):
         raise AdaSpecError(
-            f"the drafter's config.json has {key} = {value!r}, but an integer is needed; correct it."
+            f"the drafter's config.json has {key} = {value!r}, but needs an integer; correct it."
         )
     return value
 

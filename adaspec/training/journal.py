@@ -30,9 +30,7 @@ class Journal:
                 raise AdaSpecError(
                     "tensorboard = true needs the package; install adaspec[tensorboard]."
                 ) from None
-            self._board = SummaryWriter(  # type: ignore[no-untyped-call]
-                path.parent / "tensorboard", purge_step=resume_step + 1
-            )
+            self._board = SummaryWriter(path.parent / "tensorboard", purge_step=resume_step + 1)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Log one event."""

@@ -104,13 +104,13 @@ class TargetModel:
             wanted: bool ``[batch, length]``; position 0 has no prediction.
 
         Returns:
-            int64 ``[batch, length]``; entry ``j`` is the argmax given the tokens before ``j``, and 0
+            int64 ``[batch, length]``; entry ``j`` is the argmax given the tokens before ``j``, or 0
             where it was not wanted.
         """
         tokens = torch.zeros_like(wanted, dtype=torch.long)
         row, column = wanted[:, 1:].nonzero(as_tuple=True)
         states = final[row, column]
-        predicted = [self.logits(part).argmax(-1) for part in states.split(chunk_rows)]
+        predicted = [self.logits(part).argmax(-1) for part in torch.split(states, chunk_rows)]
         if predicted:
             tokens[row, column + 1] = torch.cat(predicted)
         return tokens

