@@ -108,7 +108,7 @@ def table(results: Results, levels: Sequence[int]) -> Table:
     """Medians over the repeats, and ratios to plain decoding where that was measured."""
     view = Table(box=box.SIMPLE_HEAD, caption="medians over the repeats; TTFT and TPOT in ms")
     for heading in (
-        "in flight", "server", "tokens\n/s", "x plain (95 %)", "TTFT\np50", "TPOT\np50",
+        "in\nflight", "server", "tokens\n/s", "x\nplain", "95 %\ninterval", "TTFT\np50", "TPOT\np50",
         "commit\n/pass", "errors",
     ):  # fmt: skip
         view.add_column(heading, justify="left" if heading == "server" else "right")
@@ -119,7 +119,7 @@ def table(results: Results, levels: Sequence[int]) -> Table:
                 str(level),
                 name,
                 _cell([s.output_tokens_per_s for s in rows], 1.0, 1),
-                _ratio(results, name, level),
+                *_ratio(results, name, level),
                 _cell([s.ttft_p50_s for s in rows], 1e3, 0),
                 _cell([s.tpot_p50_s for s in rows], 1e3, 1),
                 _cell([s.committed_per_pass for s in rows], 1.0, 2),
@@ -150,11 +150,11 @@ def _against_plain(results: Results, name: str, level: int) -> tuple[float, floa
     return ratio_of_medians(speeds[name], speeds["plain"])
 
 
-def _ratio(results: Results, name: str, level: int) -> str:
+def _ratio(results: Results, name: str, level: int) -> tuple[str, str]:
     if name == "plain" or "plain" not in results:
-        return "-"
+        return "-", "-"
     ratio, low, high = _against_plain(results, name, level)
-    return f"{ratio:.2f} ({low:.2f}-{high:.2f})"
+    return f"{ratio:.2f}", f"{low:.2f}-{high:.2f}"
 
 
 def _cell(values: Sequence[float | None], scale: float, digits: int) -> str:
