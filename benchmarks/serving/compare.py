@@ -106,12 +106,16 @@ def _one_server(
 
 def table(results: Results, levels: Sequence[int]) -> Table:
     """Medians over the repeats, and ratios to plain decoding where that was measured."""
-    view = Table(box=box.SIMPLE_HEAD, caption="medians over the repeats; TTFT and TPOT in ms")
+    view = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption="medians over the repeats; TTFT and TPOT in ms",
+    )
     for heading in (
-        "in\nflight", "server", "tokens\n/s", "x\nplain", "95 %\ninterval", "TTFT\np50", "TPOT\np50",
+        "in\nflight", "server", "tokens\n/s", "x\nplain", "95 %", "TTFT\np50", "TPOT\np50",
         "commit\n/pass", "errors",
     ):  # fmt: skip
-        view.add_column(heading, justify="left" if heading == "server" else "right")
+        view.add_column(heading, justify="left" if heading == "server" else "right", no_wrap=True)
     for level in levels:
         for name, summaries in results.items():
             rows = [s for s in summaries if s.concurrency == level]
