@@ -10,6 +10,7 @@ from adaspec.drafters.network import BlockDrafter
 from adaspec.versions import is_context_weight
 from online.batch import BlockBatch, sample_blocks
 from online.config import BatchSection, LearnConfig, OptimiserSection
+from online.evaluator import Evaluator
 from online.target import TargetMatrices
 from online.trainer import Trainer
 from online.trajectory import Trajectory
@@ -148,3 +149,22 @@ def test_exports_have_the_published_types_and_restarting_forgets_moments(
     assert trainer.optimiser_steps == 0
     assert trainer.steps == 3
     assert all(torch.equal(t, base[n]) for n, t in trainer.export(base).items())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("mode", ["frozen-kv", "full"])
+def test_training_on_a_gpu_lowers_the_loss_as_well(
+    drafter: BlockDrafter, matrices: TargetMatrices, trajectories: list[Trajectory], mode: str
+) -> None:
+    config = msgspec.structs.replace(CONFIG, mode=mode)
+    on_gpu = TargetMatrices(
+        matrices.embedding.cuda().bfloat16(), matrices.lm_head.cuda().bfloat16()
+    )
+    trainer = Trainer(drafter.cuda(), on_gpu, config)
+    reports = [trainer.step(batch) for batch in batches(trajectories, 30)]
+    assert all(report.applied for report in reports)
+    assert reports[-1].loss < 0.7 * reports[0].loss
+    exported = trainer.export({name: p.detach() for name, p in drafter.named_parameters()})
+    evaluator = Evaluator(DRAFTER, on_gpu, passes=8, max_context=4096)
+    assert all(w.committed >= w.passes for w in evaluator.candidate(exported, trajectories))
