@@ -1,12 +1,8 @@
-"""``python -m tests.server.recording_server``: the stock server, with a scheduler that writes down
-what its draft model computes.
-
-Only the worker class differs, and it adds nothing but the notes: launcher, processes, scheduling
-and kernels are those of ``python -m sglang.launch_server``.
+"""``python -m tests.server.recording_server``: a server that writes down what its draft model
+computes.
 """
 
 import os
-import sys
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -16,6 +12,8 @@ import msgspec
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+
+from tests.server.instrumented import launch, run_scheduler
 
 RECORDS_VARIABLE = "ADASPEC_TEST_RECORDS"
 
@@ -49,15 +47,8 @@ def read_passes(directory: Path) -> list[DraftPass]:
 
 
 def run_recording_scheduler(*args: Any, **kwargs: Any) -> None:
-    """Stand in for SGLang's ``run_scheduler_process`` in the spawned scheduler."""
-    from sglang.srt.managers.scheduler import run_scheduler_process
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
-    from sglang_patches.worker import worker
-
-    worker.AdaSpecWorker = _recording(worker.AdaSpecWorker)  # type: ignore[misc]
-    run_scheduler_process(*args, **kwargs)
+    """The scheduler process."""
+    run_scheduler(_recording, *args, **kwargs)
 
 
 def _recording(base: type) -> type:
@@ -100,21 +91,5 @@ def _write(number: int, requests: list[str], notes: Mapping[str, torch.Tensor]) 
     staged.rename(path)
 
 
-def main() -> None:
-    """Launch as ``sglang.launch_server`` does."""
-    from sglang.srt.entrypoints.http_server import launch_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
-    from sglang.srt.utils import kill_process_tree
-
-    load_plugins()
-    server_args = prepare_server_args(sys.argv[1:])
-    server_args.resolve_once()
-    try:
-        launch_server(server_args, run_scheduler_process_func=run_recording_scheduler)
-    finally:
-        kill_process_tree(os.getpid(), include_parent=False)
-
-
 if __name__ == "__main__":
-    main()
+    launch(run_recording_scheduler)

@@ -19,6 +19,7 @@ from adaspec.drafters.checkpoint import load_drafter
 from adaspec.drafters.network import BlockDrafter
 from adaspec.load.launch import ServerSpec, free_port, start_server
 from tests.server.fitted_drafter import write_fitted_drafter
+from tests.server.instrumented import command
 from tests.server.launch import Server
 from tests.server.recording_server import RECORDS_VARIABLE, DraftPass, read_passes
 from tests.server.reference import ReferenceModel
@@ -26,6 +27,7 @@ from tests.server.tiny_models import TAPS
 
 pytestmark = pytest.mark.server
 
+RECORDER = "tests.server.recording_server"
 TOLERANCE = 1e-5  # of the largest logit of a block, in float32
 LENGTH = 20
 SHORT = [[5, 40 + i, 90 - i, 17, 33 + 2 * i] for i in range(4)]
@@ -70,10 +72,8 @@ def recording(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Re
         extra=("--chunked-prefill-size", "64", "--skip-server-warmup"),
         environment={RECORDS_VARIABLE: str(records)},
     )
-    stock = spec.command()
-    command = [stock[0], "-m", "tests.server.recording_server", *stock[3:]]
     log = directory / "server.log"
-    with start_server(spec, log=log, command=command) as process:
+    with start_server(spec, log=log, command=command(spec, RECORDER)) as process:
         process.wait_until_healthy(300)
         server = Server(process.url, log)
         with ThreadPoolExecutor(len(SHORT)) as pool:
