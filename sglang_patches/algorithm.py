@@ -1,7 +1,7 @@
 """The ADASPEC algorithm: its name on SGLang's command line, its start-up checks, its worker."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
@@ -70,7 +70,7 @@ class AdaSpecAlgorithm(CustomSpecAlgo):
             return num_draft_tokens
         return config_from_environment().verify.width(num_draft_tokens)
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         """Answer questions that ``CustomSpecAlgo`` does not know as DFLASH would."""
         return getattr(SpeculativeAlgorithm.DFLASH, name)
 

@@ -19,6 +19,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunnerOutput
+
     from sglang_patches.worker.worker import AdaSpecWorker
 
 
@@ -122,7 +124,7 @@ def _draft_forward(
     batch: ScheduleBatch,
     draft_input: DFlashDraftInputV2,
     window: BlockWindow,
-):
+) -> "ModelRunnerOutput":
     """Run the draft model over the windows; its own KV of the block is scratch, never committed."""
     batch_size, block = window.ids.shape
     embed = unwrap_lora_layer(worker.model_runner.model.get_input_embeddings())

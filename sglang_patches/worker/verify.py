@@ -14,6 +14,8 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 from sglang_patches.worker.draft import BlockWindow
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.utils import GenerationBatchResult
+
     from sglang_patches.worker.worker import AdaSpecWorker
 
 
@@ -23,7 +25,7 @@ def target_forward(
     draft_input: DFlashDraftInputV2,
     window: BlockWindow,
     tokens: torch.Tensor,
-):
+) -> "GenerationBatchResult":
     """Run the target over ``tokens`` (``[batch, width]``), causally behind each prefix.
 
     Returns SGLang's ``GenerationBatchResult`` of the pass: logits for every row of ``tokens``,

@@ -6,6 +6,7 @@ penalties inside it, and offers no place to observe a verdict.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
@@ -31,6 +32,11 @@ from sglang_patches.worker.draft import BlockWindow, open_window, propose
 from sglang_patches.worker.history import OutputHistory
 from sglang_patches.worker.verify import constrain_logits, target_forward
 
+if TYPE_CHECKING:
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
+    from sglang.srt.speculative.dflash_worker_v2 import _DflashDraftSampler
+
 
 class AdaSpecWorker(DFlashWorkerV2):
     """Draft a block, verify its first ``verify_length`` tokens, commit what the target accepts."""
@@ -50,7 +56,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         return int(self._mask_token_id)
 
     @property
-    def draft_sampler(self):
+    def draft_sampler(self) -> "_DflashDraftSampler | None":
         """Upstream's argmax inside the draft CUDA graph, or None when drafting is eager."""
         return self._draft_sampler
 
@@ -75,7 +81,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         batch: ScheduleBatch,
         on_publish: Callable[[torch.Tensor], None] | None = None,
         grammar_barrier: Callable[[], None] | None = None,
-        pp_proxy_tensors=None,
+        pp_proxy_tensors: "PPProxyTensors | None" = None,
     ) -> GenerationBatchResult:
         """Run one scheduler batch: upstream's prefill, or one speculative decode step."""
         is_prefill = batch.forward_mode.is_extend() or batch.is_extend_in_batch
@@ -136,7 +142,7 @@ class AdaSpecWorker(DFlashWorkerV2):
     def _judge(
         self,
         batch: ScheduleBatch,
-        logits_output,
+        logits_output: "LogitsProcessorOutput",
         tokens: torch.Tensor,
         grammar_tree: GrammarTree | None,
         grammar_barrier: Callable[[], None] | None,
@@ -162,7 +168,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         self,
         batch: ScheduleBatch,
         draft_input: DFlashDraftInputV2,
-        logits_output,
+        logits_output: "LogitsProcessorOutput",
         verdict: Verdict,
     ) -> None:
         """Attach what requests asked to see: log-probabilities and sampling masks."""
