@@ -231,47 +231,51 @@ class TestSampling:
         assert value["kind"] in ("a", "b")
 
 
+@pytest.fixture(scope="module")
+def dflash_server(
+    tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    arguments = [
+        *("--speculative-algorithm", "DFLASH"),
+        *("--speculative-draft-model-path", str(tiny_drafter)),
+        *("--chunked-prefill-size", str(CHUNK)),
+    ]
+    log_path = tmp_path_factory.mktemp("logs") / "dflash.log"
+    with serve(tiny_target, *arguments, log_path=log_path) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tiny_reference(tiny_target: Path) -> ReferenceModel:
+    return ReferenceModel(tiny_target)
+
+
 class TestDFlash:
     """Stock DFLASH with a random drafter: nearly nothing is accepted, and nothing may change."""
 
-    @pytest.fixture(scope="class")
-    def server(
-        self, tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
-    ) -> Iterator[Server]:
-        arguments = [
-            *("--speculative-algorithm", "DFLASH"),
-            *("--speculative-draft-model-path", str(tiny_drafter)),
-            *("--chunked-prefill-size", str(CHUNK)),
-        ]
-        log_path = tmp_path_factory.mktemp("logs") / "dflash.log"
-        with serve(tiny_target, *arguments, log_path=log_path) as running:
-            yield running
-
-    @pytest.fixture(scope="class")
-    def tiny_reference(self, tiny_target: Path) -> ReferenceModel:
-        return ReferenceModel(tiny_target)
-
-    def test_greedy_equals_the_target(self, server: Server, tiny_reference: ReferenceModel) -> None:
+    def test_greedy_equals_the_target(
+        self, dflash_server: Server, tiny_reference: ReferenceModel
+    ) -> None:
         for seed, length in enumerate((1, 30, 2 * CHUNK + 9)):
             ids = prompt(length, seed=70 + seed)
-            assert greedy(server, ids, 24)["output_ids"] == tiny_reference.greedy(ids, 24)
+            assert greedy(dflash_server, ids, 24)["output_ids"] == tiny_reference.greedy(ids, 24)
 
     def test_concurrency_and_prefix_hits(
-        self, server: Server, tiny_reference: ReferenceModel
+        self, dflash_server: Server, tiny_reference: ReferenceModel
     ) -> None:
         shared = prompt(20, seed=80)
         prompts = [shared + prompt(3 + 5 * i, seed=81 + i) for i in range(12)]
-        greedy(server, shared, 4)
+        greedy(dflash_server, shared, 4)
         with ThreadPoolExecutor(12) as pool:
-            answers = list(pool.map(lambda ids: greedy(server, ids, 20), prompts))
+            answers = list(pool.map(lambda ids: greedy(dflash_server, ids, 20), prompts))
         for ids, answer in zip(prompts, answers, strict=True):
             assert answer["output_ids"] == tiny_reference.greedy(ids, 20)
             assert answer["meta_info"]["cached_tokens"] >= len(shared)
 
     def test_sampled_output_follows_the_target(
-        self, server: Server, tiny_reference: ReferenceModel
+        self, dflash_server: Server, tiny_reference: ReferenceModel
     ) -> None:
-        check_top_k_law(server, tiny_reference)
+        check_top_k_law(dflash_server, tiny_reference)
 
 
 def test_bfloat16(target: Path, reference: ReferenceModel, tmp_path: Path) -> None:
