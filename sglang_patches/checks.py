@@ -68,6 +68,13 @@ def _check_drafter(args: "ServerArgs") -> int:
         )
     drafter, target = args.speculative_draft_model_path, args.model_path
     config = check_drafter_for_target(model_directory(drafter), model_directory(target))
+    taps = list(config.target_layer_ids)
+    if taps != sorted(set(taps)):
+        # ``layers_to_capture``: the target's layers append what they capture as they run.
+        raise AdaSpecError(
+            f"the drafter in {drafter} taps the target's layers {taps}, but SGLang delivers taps in "
+            f"the order of the layers, each once; train it with target_layer_ids {sorted(set(taps))}."
+        )
     requested = args.speculative_num_draft_tokens or args.speculative_dflash_block_size
     if requested not in (None, config.block_size):
         raise AdaSpecError(

@@ -132,6 +132,12 @@ def test_drafter_of_another_target(pair: Path, key: str, ours: int, theirs: int)
     assert str(theirs) in message
 
 
+@pytest.mark.parametrize("taps", [[1, 0], [0, 0]])
+def test_taps_that_sglang_would_deliver_otherwise(pair: Path, taps: list[int]) -> None:
+    configure(pair / "drafter", dflash_config={"mask_token_id": 2, "target_layer_ids": taps})
+    assert f"taps the target's layers {taps}" in refusal(pair)
+
+
 def test_unknown_tensor(pair: Path) -> None:
     rewrite(pair, lambda tensors: tensors.update({"layers.0.extra.weight": torch.ones(2)}))
     assert "unknown tensors layers.0.extra.weight" in refusal(pair)
