@@ -72,8 +72,9 @@ def _check_drafter(args: "ServerArgs") -> int:
     if taps != sorted(set(taps)):
         # ``layers_to_capture``: the target's layers append what they capture as they run.
         raise AdaSpecError(
-            f"the drafter in {drafter} taps the target's layers {taps}, but SGLang delivers taps in "
-            f"the order of the layers, each once; train it with target_layer_ids {sorted(set(taps))}."
+            f"the drafter in {drafter} taps the target's layers {taps}, but SGLang delivers "
+            "taps in the order of the layers, each once; train it with target_layer_ids "
+            f"{sorted(set(taps))}."
         )
     requested = args.speculative_num_draft_tokens or args.speculative_dflash_block_size
     if requested not in (None, config.block_size):
