@@ -15,6 +15,8 @@ from adaspec.errors import AdaSpecError
 CONFIG_ENVIRONMENT_VARIABLE = "ADASPEC_CONFIG"
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0.0)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
 class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,10 +47,70 @@ class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.length
 
 
+class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What verification feedback is copied out for the learner.
+
+    Attributes:
+        enabled: send feedback at all.
+        share: share of requests that are sent, picked by their id.
+        bytes_per_second: average rate the stream is held to.
+        queue_bytes: cap of what waits in memory to be sent.
+        top_k: target logits kept for each row, with their exact logsumexp.
+        teacher_rows: teacher rows of committed tokens only, or of all verified tokens.
+        steps_per_record: verify steps of a request that are joined into one record.
+    """
+
+    enabled: bool = False
+    share: Share = 1.0
+    bytes_per_second: PositiveFloat = 64e6
+    queue_bytes: PositiveInt = 256 << 20
+    top_k: PositiveInt = 64
+    teacher_rows: Literal["committed", "verified"] = "committed"
+    steps_per_record: PositiveInt = 16
+
+
+class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the server meets its learner.
+
+    Attributes:
+        directory: of the sockets (`adaspec learn --channel`).
+        store: of the drafter versions (`adaspec learn --store`); without it nothing is swapped.
+    """
+
+    directory: str | None = None
+    store: str | None = None
+
+
+class WatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a version that was swapped in is given up again.
+
+    Attributes:
+        window_tokens: committed tokens of traffic just before the swap that a version is compared
+            with, and committed tokens after which the comparison ends; 0 watches nothing.
+        max_fall: relative fall of the committed tokens per target pass that is tolerated.
+        confidence: with which the fall must exceed ``max_fall``.
+    """
+
+    window_tokens: Annotated[int, msgspec.Meta(ge=0)] = 8192
+    max_fall: Share = 0.05
+    confidence: Annotated[float, msgspec.Meta(ge=0.5, lt=1.0)] = 0.99
+
+
 class AdaSpecConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a server started with ``--speculative-algorithm ADASPEC`` reads."""
 
     verify: VerifyConfig = VerifyConfig()
+    tap: TapConfig = TapConfig()
+    channel: ChannelConfig = ChannelConfig()
+    watch: WatchConfig = WatchConfig()
+
+    def __post_init__(self) -> None:
+        """Refuse combinations that would do nothing; msgspec reports the ``ValueError``."""
+        if self.channel.directory is None and (self.tap.enabled or self.channel.store is not None):
+            raise ValueError(
+                "feedback and versions travel through a channel: set `channel.directory`, or leave "
+                "out `tap.enabled` and `channel.store`"
+            )
 
 
 def load_config(path: Path) -> AdaSpecConfig:

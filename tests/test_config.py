@@ -57,3 +57,15 @@ def test_no_variable_means_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_length_beyond_the_block_is_refused() -> None:
     with pytest.raises(AdaSpecError, match=r"17 .* 16 tokens"):
         VerifyConfig(length=17).width(16)
+
+
+@pytest.mark.parametrize("text", ["[tap]\nenabled = true\n", '[channel]\nstore = "versions"\n'])
+def test_feedback_and_versions_need_a_channel(tmp_path: Path, text: str) -> None:
+    with pytest.raises(AdaSpecError, match=r"channel\.directory"):
+        load_config(write(tmp_path / "a.toml", text))
+
+
+def test_online_sections_are_read(tmp_path: Path) -> None:
+    text = '[tap]\nenabled = true\nshare = 0.5\n[channel]\ndirectory = "c"\nstore = "s"\n'
+    config = load_config(write(tmp_path / "a.toml", text))
+    assert (config.tap.share, config.channel.store) == (0.5, "s")
