@@ -12,8 +12,9 @@ from pathlib import Path
 def replace_directory(directory: Path) -> Iterator[Path]:
     """Fill a temporary sibling; on success it takes the place of ``directory``.
 
-    The directory appears complete or not at all. When one of that name exists it is renamed away
-    first and deleted after the new one is in place. If the body raises, nothing changes.
+    The directory appears complete or not at all, its files readable to whom the umask allows. When
+    one of that name exists it is renamed away first and deleted after the new one is in place. If
+    the body raises, nothing changes.
     """
     directory = directory.absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -22,8 +23,11 @@ def replace_directory(directory: Path) -> Iterator[Path]:
         fresh = staging / "new"
         fresh.mkdir()
         yield fresh
+        # safetensors writes files that only their owner can read, whatever the umask allows.
+        mode = fresh.stat().st_mode & 0o666
         for path in sorted(fresh.rglob("*")):
             if path.is_file():
+                path.chmod(mode)
                 _flush(path)
         if directory.exists():
             os.replace(directory, staging / "old")

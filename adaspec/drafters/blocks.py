@@ -25,26 +25,6 @@ def block_position_ids(anchors: Tensor, block_size: int) -> Tensor:
     return anchors[..., None] + torch.arange(block_size, device=anchors.device)
 
 
-def dense_attention_mask(anchors: Tensor, context_length: int, block_size: int) -> Tensor:
-    """What every query row of the flattened blocks may attend to, as one matrix.
-
-    The network never builds this; it states the rule in the form of the papers' figures (DFlash,
-    "sparse attention mask in training") and serves as a reference.
-
-    Args:
-        anchors: int64 ``[blocks]``.
-
-    Returns:
-        bool ``[blocks * block, context + blocks * block]``.
-    """
-    blocks = anchors.numel()
-    context = torch.arange(context_length, device=anchors.device) < anchors[:, None]
-    owner = torch.arange(blocks, device=anchors.device).repeat_interleave(block_size)
-    return torch.cat(
-        [context.repeat_interleave(block_size, dim=0), owner[:, None] == owner[None, :]], dim=1
-    )
-
-
 def sample_anchors(
     loss_mask: Tensor, count: int, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:

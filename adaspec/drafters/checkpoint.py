@@ -70,7 +70,12 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any]) -> None:
                 f"the drafter was made for a target with {key} {value}, but this target has "
                 f"{target.get(key)}; use the drafter trained for this target."
             )
-    layers = int(target["num_hidden_layers"])
+    layers = target.get("num_hidden_layers")
+    if not isinstance(layers, int):
+        raise AdaSpecError(
+            f"the target's config.json has num_hidden_layers = {layers!r}, but needs an integer; "
+            "check that it is a language model."
+        )
     if max(drafter.target_layer_ids) > layers - 2:
         raise AdaSpecError(
             f"the drafter taps target layer {max(drafter.target_layer_ids)}, but a target of "
@@ -186,8 +191,8 @@ def _weight_files(directory: Path) -> Iterator[Path]:
             f"{index} is not a safetensors index; restore the file or delete it if there is a "
             f"{WEIGHTS_NAME}."
         ) from None
-    for shard in sorted(shards):
-        if Path(shard).name != shard:
+    for shard in sorted(shards, key=str):
+        if not isinstance(shard, str) or Path(shard).name != shard:
             raise AdaSpecError(f"{index} names {shard!r}, which is not a plain file name; fix it.")
         yield directory / shard
 

@@ -5,6 +5,7 @@ Keys may sit at the top level or inside ``dflash_config`` (upstream: SGLang
 name: a drafter that is loaded while a part of it is ignored still runs, and just accepts less.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,20 @@ class DrafterConfig:
     length_head_is_direct: bool = True
 
     def __post_init__(self) -> None:
+        sizes = (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "vocab_size",
+        )
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise AdaSpecError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.head_dim % 2:
+            raise AdaSpecError(f"head_dim is {self.head_dim}, but RoPE turns pairs; make it even.")
         if self.block_size < 2:
             raise AdaSpecError(
                 f"block_size is {self.block_size}, which leaves nothing to draft; use at least 2."
@@ -135,14 +150,14 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
             )
     layers = _integer(values, "num_hidden_layers")
     kinds = values.get("layer_types") or ["full_attention"] * layers
-    if list(kinds) != ["full_attention"] * layers:
+    if kinds != ["full_attention"] * layers:
         raise AdaSpecError(
             f"the drafter's config.json sets layer_types to {kinds!r}, but only "
             f"{layers} full_attention layers are implemented; use a plain DFlash drafter."
         )
     hidden = _integer(values, "hidden_size")
     heads = _integer(values, "num_attention_heads")
-    target_layers = values.get("num_target_layers")
+    target_layers = _optional_integer(values, "num_target_layers")
     taps = values.get("target_layer_ids")
     if taps is None:
         if target_layers is None:
@@ -150,7 +165,12 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
                 "the drafter's config.json has neither target_layer_ids nor num_target_layers; "
                 "add target_layer_ids to dflash_config."
             )
-        taps = evenly_spaced_layers(int(target_layers), layers)
+        taps = evenly_spaced_layers(target_layers, layers)
+    elif not isinstance(taps, list) or not all(_is_integer(layer) for layer in taps):
+        raise AdaSpecError(
+            f"the drafter's config.json has target_layer_ids = {taps!r}, but needs a list of "
+            "integers; correct it."
+        )
     has_length_head = bool(values.get("use_thresh_head_two_model", False))
     return DrafterConfig(
         hidden_size=hidden,
@@ -158,13 +178,13 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=_integer(values, "num_key_value_heads", heads),
-        head_dim=_integer(values, "head_dim", hidden // heads),
+        head_dim=_integer(values, "head_dim", hidden // max(heads, 1)),
         vocab_size=_integer(values, "vocab_size"),
         block_size=_integer(values, "block_size", 16),
         mask_token_id=_integer(values, "mask_token_id"),
-        target_layer_ids=tuple(int(layer) for layer in taps),
-        num_target_layers=None if target_layers is None else int(target_layers),
-        rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+        target_layer_ids=tuple(taps),
+        num_target_layers=target_layers,
+        rms_norm_eps=_positive(values, "rms_norm_eps", 1e-6),
         rope_theta=_rope_theta(values),
         max_position_embeddings=_integer(values, "max_position_embeddings", 32_768),
         length_head_width=(
@@ -212,22 +232,45 @@ def render_config(config: DrafterConfig, dtype: str = "bfloat16") -> dict[str, A
     return rendered
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _optional_integer(values: Mapping[str, Any], key: str) -> int | None:
+    return None if values.get(key) is None else _integer(values, key)
+
+
 def _integer(values: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = values.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not _is_integer(value):
         raise AdaSpecError(
             f"the drafter's config.json has {key} = {value!r}, but needs an integer; correct it."
         )
-    return value
+    return int(value)
+
+
+def _positive(values: Mapping[str, Any], key: str, default: float) -> float:
+    value = values.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise AdaSpecError(
+            f"the drafter's config.json has {key} = {value!r}, but needs a positive number; "
+            "correct it."
+        )
+    return float(value)
 
 
 def _rope_theta(values: Mapping[str, Any]) -> float:
     """The RoPE base, from the flat key or transformers 5's ``rope_parameters``."""
     scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        raise AdaSpecError(
+            f"the drafter's config.json describes RoPE as {scaling!r}, which is not an object; "
+            "correct it."
+        )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind != "default":
         raise AdaSpecError(
             f"the drafter's config.json asks for RoPE scaling {kind!r}, which is not implemented; "
             "use a drafter with plain RoPE."
         )
-    return float(scaling.get("rope_theta", values.get("rope_theta", 10_000.0)))
+    return _positive({**values, **scaling}, "rope_theta", 10_000.0)

@@ -13,6 +13,8 @@ Semantics and tensor names follow z-lab DFlash (arXiv 2602.06036) as SGLang serv
 Embedding and output matrix are the target's and are passed in.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,6 +24,22 @@ from adaspec.drafters.config import DrafterConfig
 from adaspec.drafters.heads import LengthHead
 
 Rotation = tuple[Tensor, Tensor]
+
+
+class Surroundings(NamedTuple):
+    """What the blocks of one forward pass stand in; the same for every layer.
+
+    Attributes:
+        context: ``[batch, context, hidden]``, context features.
+        visible: bool ``[batch, blocks, context]``, context positions a block may see.
+        block_rotation: cosines and sines ``[batch, blocks, block, head_dim]``.
+        context_rotation: cosines and sines ``[context, head_dim]``.
+    """
+
+    context: Tensor
+    visible: Tensor
+    block_rotation: Rotation
+    context_rotation: Rotation
 
 
 class RMSNorm(nn.Module):
@@ -55,23 +73,9 @@ class BlockAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(
-        self,
-        states: Tensor,
-        context: Tensor,
-        visible: Tensor,
-        block_rotation: Rotation,
-        context_rotation: Rotation,
-    ) -> Tensor:
-        """Attend.
-
-        Args:
-            states: ``[batch, blocks, block, hidden]``, normed block states.
-            context: ``[batch, context, hidden]``, context features.
-            visible: bool ``[batch, blocks, context]``, context positions a block may see.
-            block_rotation: cosines and sines ``[batch, blocks, block, head_dim]``.
-            context_rotation: cosines and sines ``[context, head_dim]``.
-        """
+    def forward(self, states: Tensor, around: Surroundings) -> Tensor:
+        """Attend from normed block states ``[batch, blocks, block, hidden]``."""
+        context, visible, block_rotation, context_rotation = around
         batch, blocks, size, _ = states.shape
         length = context.shape[1]
         kv, group, dim = self.kv_heads, self.group, self.head_dim
@@ -135,18 +139,9 @@ class DrafterLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config)
 
-    def forward(
-        self,
-        states: Tensor,
-        context: Tensor,
-        visible: Tensor,
-        block_rotation: Rotation,
-        context_rotation: Rotation,
-    ) -> Tensor:
-        """One layer; arguments as in `BlockAttention.forward`, ``states`` being the residual."""
-        states = states + self.self_attn(
-            self.input_layernorm(states), context, visible, block_rotation, context_rotation
-        )
+    def forward(self, states: Tensor, around: Surroundings) -> Tensor:
+        """Update the residual stream ``[batch, blocks, block, hidden]``."""
+        states = states + self.self_attn(self.input_layernorm(states), around)
         updated: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return updated
 
@@ -183,7 +178,7 @@ class BlockDrafter(nn.Module):
         Args:
             context: ``[batch, context, hidden]``, context features; row ``p`` is position ``p``.
             anchors: int64 ``[batch, blocks]``, position of each block's anchor. The block sees the
-                context rows before it, so rows at or after every anchor may hold anything.
+                context rows before it; rows at or after every anchor may hold any finite number.
             noise: ``[batch, blocks, block, hidden]``, target embeddings of ``[anchor, MASK, ...]``.
 
         Returns:
@@ -193,12 +188,15 @@ class BlockDrafter(nn.Module):
         config = self.config
         length = context.shape[1]
         positions = torch.arange(length, device=context.device)
-        visible = positions < anchors[..., None]  # [batch, blocks, context]
-        context_rotation = _rotation(positions, config)
-        block_rotation = _rotation(block_position_ids(anchors, noise.shape[-2]), config)
+        around = Surroundings(
+            context,
+            visible=positions < anchors[..., None],
+            block_rotation=_rotation(block_position_ids(anchors, noise.shape[-2]), config),
+            context_rotation=_rotation(positions, config),
+        )
         states = noise
         for layer in self.layers:
-            states = layer(states, context, visible, block_rotation, context_rotation)
+            states = layer(states, around)
         final: Tensor = self.norm(states)
         return final
 

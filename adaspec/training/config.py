@@ -118,7 +118,9 @@ def load_train_config(path: Path) -> TrainConfig:
     """
     try:
         return msgspec.toml.decode(path.read_bytes(), type=TrainConfig)
-    except FileNotFoundError:
-        raise AdaSpecError(f"the training configuration {path} does not exist.") from None
+    except OSError as error:
+        raise AdaSpecError(
+            f"the training configuration {path} cannot be read ({error.strerror}); check the path."
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AdaSpecError(f"{path} is not a valid training configuration: {error}.") from None
