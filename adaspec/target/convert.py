@@ -26,7 +26,9 @@ def convert_gguf(gguf: Path, directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
     config = model.config.to_dict()
-    for key in ("quantization_config", "_name_or_path", "transformers_version"):
+    # What names this conversion and not the model.
+    provenance = ("_name_or_path", "_model_name_or_path", "transformers_version")
+    for key in ("quantization_config", *provenance):
         config.pop(key, None)
     config |= {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
     _write_json(directory / "config.json", config)
@@ -40,7 +42,9 @@ def _save_tokenizer(gguf: Path, directory: Path) -> None:
     tokenizer.model_max_length = CONTEXT_LENGTH
     # GGUF names the pre-tokenizer ("smollm") and transformers takes it for GPT-2's. SmolLM2 splits
     # off every digit first, which changes how spaces before digits are grouped ("\n\n1.").
+    # Some versions of transformers add a normalizer of their own, too; SmolLM2 has none.
     backend = tokenizer.backend_tokenizer
+    backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),

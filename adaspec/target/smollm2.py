@@ -25,7 +25,7 @@ SOURCE_VARIABLE = "ADASPEC_SMOLLM2"
 _NAME = "smollm2-135m-instruct"
 _MANIFEST = "adaspec_manifest.json"
 # Raised whenever the conversion writes something else, so that old caches are rebuilt.
-_FORMAT = 1
+_FORMAT = 2
 
 Progress = Callable[[str], None]
 
