@@ -1,0 +1,150 @@
+"""The served drafter's weights: the next version beside them, the last good one behind them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from sglang.kernels.ops.speculative.fused_kv_materialize import FusedKVMaterializeHelper
+
+_SAMPLED_ROWS = 64
+
+
+class DraftWeights:
+    """Three sets of one draft model's weights on its device; only the live one is ever served.
+
+    Both further sets are allocated here, so that the sizing of KV pools sees them. Live parameters
+    are written in place: CUDA graphs have recorded their addresses.
+
+    Args:
+        model: SGLang's draft model (``DFlashDraftModel``), loaded.
+        fused_helper: gives the worker's ``FusedKVMaterializeHelper``, or None where context K/V
+            are projected layer by layer.
+    """
+
+    def __init__(
+        self, model: nn.Module, fused_helper: Callable[[], "FusedKVMaterializeHelper | None"]
+    ) -> None:
+        self._model = model
+        self._fused_helper = fused_helper
+        self._live = {name: p.detach() for name, p in model.named_parameters()}
+        self._staged = {name: p.clone() for name, p in self._live.items()}
+        self._trusted = {name: p.clone() for name, p in self._live.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Size of one set."""
+        return sum(p.nbytes for p in self._live.values())
+
+    def stage(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load a version's checkpoint tensors beside the live weights; any thread."""
+        _load(self._model, self._staged, tensors)
+
+    @torch.no_grad()
+    def trust_live(self) -> None:
+        """Make the live weights the ones that `restore` goes back to."""
+        for name, live in self._live.items():
+            self._trusted[name].copy_(live)
+
+    def install_staged(self) -> None:
+        """Serve what was staged, from the next kernel of the current stream on."""
+        self._install(self._staged)
+
+    def restore(self) -> None:
+        """Serve the trusted weights again."""
+        self._install(self._trusted)
+
+    @torch.no_grad()
+    def differences(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Names of served weights that are not what a start from ``tensors`` would have loaded.
+
+        Fused copies count, as ``fused K/V``. Loads a set of its own on the CPU; waits for the
+        device.
+        """
+        expected = {name: live.to("cpu", copy=True) for name, live in self._live.items()}
+        _load(self._model, expected, tensors)
+        wrong = [name for name, live in self._live.items() if not same_bits(live, expected[name])]
+        helper = self._fused_helper()
+        if helper is not None and not all(
+            torch.equal(copy, weight) for copy, weight in _fused_pairs(helper, self._model)
+        ):
+            wrong.append("fused K/V")
+        return wrong
+
+    @torch.no_grad()
+    def _install(self, source: Mapping[str, Tensor]) -> None:
+        # copy_ on the parameter itself raises its version counter, by which the CPU platform's
+        # packed layers notice that their copy is out of date (sglang_patches.cpu.packed_linear).
+        for name, live in self._live.items():
+            live.copy_(source[name], non_blocking=True)
+        helper = self._fused_helper()
+        if helper is not None:
+            for copy, weight in _fused_pairs(helper, self._model):
+                copy.copy_(weight, non_blocking=True)
+
+
+class _Destination:
+    """A model whose ``load_weights`` writes into other tensors than its own parameters.
+
+    The loader of the model itself decides which checkpoint tensor belongs where, so that a swap is
+    a cold start bit for bit: it stacks q, k and v, gate and up, and takes this rank's shard. All it
+    asks of the model is ``named_parameters`` and settings.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+        self._model = model
+        self._parameters = parameters
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters over our tensors, with the attributes that weight loaders read."""
+        for name, original in self._model.named_parameters():
+            parameter = nn.Parameter(self._parameters[name], requires_grad=False)
+            parameter.__dict__.update(original.__dict__)
+            yield name, parameter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+@torch.no_grad()
+def _load(
+    model: nn.Module, parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> None:
+    type(model).load_weights(_Destination(model, parameters), tensors.items())  # type: ignore[operator]
+
+
+def _fused_pairs(
+    helper: "FusedKVMaterializeHelper", model: nn.Module
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The helper's copies of weights (views of its buffers), each with the weight it stands for.
+
+    Mirrors ``FusedKVMaterializeHelper.__init__``, which stacks the K/V rows of all layers once and
+    is never told of an update.
+    """
+    width = helper.layer_out_dim
+    for i, layer in enumerate(model.layers):  # type: ignore[arg-type]
+        attention = layer.self_attn
+        rows = slice(attention.q_size, attention.q_size + 2 * attention.kv_size)
+        copy = helper.flat_kv_weight_t[:, i * width : (i + 1) * width]  # [hidden, 2 · kv]
+        yield copy, attention.qkv_proj.weight.detach()[rows].t()
+        yield helper.k_norm_weights[i], attention.k_norm.weight.detach()
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Equality of contents across devices; NaN equals itself."""
+    flat = [t.detach().cpu().contiguous().view(-1).view(torch.uint8) for t in (left, right)]
+    return torch.equal(*flat)
+
+
+@torch.no_grad()
+def sampled_checksum(model: nn.Module) -> int:
+    """A checksum over evenly spaced rows of every parameter; waits for the device."""
+    total = 0
+    for i, parameter in enumerate(model.parameters()):
+        rows = parameter.detach().reshape(parameter.shape[0] if parameter.dim() else 1, -1)
+        step = max(1, rows.shape[0] // _SAMPLED_ROWS)
+        sample = rows[::step].contiguous().view(torch.uint8).to(torch.int64)
+        total += (i + 1) * int(sample.sum())
+    return total
