@@ -163,8 +163,6 @@ class _Wave:
             stop = next((i + 1 for i, token in enumerate(response) if token in ends), count)
             finish(row, response[:stop])
         alive = (~self.done).nonzero().squeeze(-1)
-        if alive.numel() == 0:
-            return
         self.cache.keep(alive)
         self.index = self.index[~done]
         for name in ("pads", "written", "positions", "token", "done"):

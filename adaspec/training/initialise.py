@@ -58,7 +58,7 @@ def new_drafter(
     that write into the residual stream start smaller by ``sqrt(2 * layers)`` (GPT-2).
 
     Raises:
-        AdaSpecError: if layers are to start from target layers of another shape.
+        AdaSpecError: if layers are to start from target layers that do not exist or fit.
     """
     drafter = BlockDrafter(config)
     for name, module in drafter.named_modules():
@@ -83,7 +83,13 @@ def _copy_layers(drafter: BlockDrafter, target: TargetModel, sources: tuple[int,
             f"drafter.initialise_from names {len(sources)} target layers for "
             f"{len(drafter.layers)} drafter layers; name one for each."
         )
+    available = len(target.decoder.layers)
     for layer, source in zip(drafter.layers, sources, strict=True):
+        if not 0 <= source < available:
+            raise AdaSpecError(
+                f"drafter.initialise_from names layer {source}, but the target has layers 0 to "
+                f"{available - 1}; use one of those."
+            )
         theirs = dict(target.decoder.layers[source].named_parameters())
         for name, parameter in layer.named_parameters():
             # QK-norms exist in the drafter only and keep their ones, unless the target has them.

@@ -15,12 +15,17 @@ class Journal:
     def __init__(self, path: Path, resume_step: int = 0, tensorboard: bool = False) -> None:
         """Open the log, dropping lines of steps after ``resume_step``, which will run again.
 
+        A line that a crash cut short is dropped too.
+
         Raises:
             AdaSpecError: if TensorBoard is wanted and not installed.
         """
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in lines if msgspec.json.decode(line)["step"] <= resume_step]
-        path.write_bytes(b"".join(kept) if resume_step else b"")
+        kept = b""
+        if resume_step and path.exists():
+            lines = path.read_bytes().splitlines(keepends=True)
+            whole = (line for line in lines if line.endswith(b"\n"))
+            kept = b"".join(w for w in whole if msgspec.json.decode(w)["step"] <= resume_step)
+        path.write_bytes(kept)
         self._file = path.open("ab", buffering=0)
         self._board: Any = None
         if tensorboard:

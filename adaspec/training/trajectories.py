@@ -1,8 +1,10 @@
 """Trajectories: a prompt and the target's own continuation, as token ids."""
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -58,11 +60,11 @@ def load_trajectories(paths: Iterable[Path]) -> list[Trajectory]:
                 tokens = shard["tokens"].astype(np.int32)
                 lengths, prompts = shard["lengths"], shard["prompt_lengths"]
                 ids = shard["prompt_ids"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
             raise AdaSpecError(
                 f"{path} is not a trajectory shard ({error}); delete it to make it again."
             ) from None
-        pieces = np.split(tokens, np.cumsum(lengths)[:-1])
+        pieces = np.split(tokens, np.cumsum(lengths))[:-1]
         loaded.extend(
             Trajectory(piece, int(prompt), int(number))
             for piece, prompt, number in zip(pieces, prompts, ids, strict=True)
