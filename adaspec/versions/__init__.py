@@ -13,7 +13,7 @@ from adaspec.versions.manifest import (
     Provenance,
 )
 from adaspec.versions.status import Activity, LearnerStatus, StatusListener, StatusPublisher
-from adaspec.versions.store import BASE, StagedVersion, VersionStore, lineage_of
+from adaspec.versions.store import BASE, StagedVersion, VersionStore, lineage_of, read_manifest
 from adaspec.versions.writer import VersionWriter, open_writer
 
 __all__ = [
@@ -40,4 +40,5 @@ __all__ = [
     "is_context_weight",
     "lineage_of",
     "open_writer",
+    "read_manifest",
 ]

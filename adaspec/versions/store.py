@@ -190,10 +190,16 @@ def lineage_of(drafter: Path) -> str:
     Raises:
         AdaSpecError: if the directory has no readable weights.
     """
+    manifest = read_manifest(drafter)
+    return weights_digest(drafter)[:16] if manifest is None else manifest.lineage
+
+
+def read_manifest(drafter: Path) -> Manifest | None:
+    """The manifest beside a drafter's weights; None if the directory is no version of a store."""
     try:
-        return msgspec.json.decode((drafter / MANIFEST_NAME).read_bytes(), type=Manifest).lineage
+        return msgspec.json.decode((drafter / MANIFEST_NAME).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):
-        return weights_digest(drafter)[:16]
+        return None
 
 
 def parameter_shapes(config: DrafterConfig) -> dict[str, torch.Size]:

@@ -1,0 +1,209 @@
+"""The online loop inside the worker: what it does before, during and after a step."""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.runtime_context import get_parallel
+from torch import Tensor
+
+from adaspec.config import AdaSpecConfig, TapConfig
+from adaspec.drafters.checkpoint import read_tensors
+from adaspec.errors import AdaSpecError
+from adaspec.feedback import Channel, FeedbackCollector, FeedbackSender, open_channel
+from adaspec.versions import BASE, context_digest, lineage_of, read_manifest
+from sglang_patches.checks import model_directory
+from sglang_patches.online.agreement import Agreement
+from sglang_patches.online.swap import Served, VersionSwapper
+from sglang_patches.online.tap import FeedbackTap
+from sglang_patches.online.watch import AcceptanceWatch
+from sglang_patches.online.weights import DraftWeights
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
+    from sglang_patches.worker.accept import Verdict
+    from sglang_patches.worker.worker import AdaSpecWorker
+
+logger = logging.getLogger(__name__)
+
+# Under overlap scheduling a step's counts arrive while the next one runs.
+_MAX_STEPS_IN_FLIGHT = 8
+
+
+class OnlineLoop:
+    """Feedback, versions and the watch, called by the worker on the scheduler's thread.
+
+    Args:
+        start: the version the server started with.
+        tap: None if no feedback is sent from this rank.
+        swapper: None if no versions are followed.
+        watch: None on ranks that do not decide, and if nothing is watched.
+    """
+
+    def __init__(
+        self,
+        start: Served,
+        tap: FeedbackTap | None,
+        swapper: VersionSwapper | None,
+        watch: AcceptanceWatch | None,
+    ) -> None:
+        self._start = start
+        self._tap = tap
+        self._swapper = swapper
+        self._watch = watch
+        self._prefill_taps: Tensor | None = None
+        self._steps_in_flight: deque[int] = deque(maxlen=_MAX_STEPS_IN_FLIGHT)
+
+    @property
+    def version(self) -> int:
+        """Number of the live version."""
+        return self._start.number if self._swapper is None else self._swapper.version
+
+    def before_step(self) -> None:
+        """Swap, if there is something to swap. Every rank calls it before every step."""
+        if self._swapper is None:
+            return
+        swap = self._swapper.between_steps()
+        if swap is None:
+            return
+        if self._watch is None:
+            self._swapper.trust_live()
+        else:
+            self._watch.swapped(swap.rolled_back)
+        if swap.rolled_back and self._tap is not None:
+            self._tap.collector.report_rollback(swap.before, swap.version, swap.reason)
+
+    def see_prefill_taps(self, taps: Tensor) -> None:
+        """Target features of a prefill, ``[rows, taps · hidden]``; kept until `after_prefill`."""
+        if self._tap is not None:
+            self._prefill_taps = taps
+
+    def after_prefill(self, batch: "ScheduleBatch") -> None:
+        """A prefill batch has run."""
+        taps, self._prefill_taps = self._prefill_taps, None
+        if self._tap is not None and taps is not None:
+            self._tap.after_prefill(
+                batch.reqs, batch.prefix_lens, batch.extend_lens, taps, self.version
+            )
+
+    def before_constraints(self, reqs: "Sequence[Req]", logits: Tensor, width: int) -> None:
+        """Target logits of a verify step, ``[batch · width, vocab]``, as the model gave them."""
+        if self._tap is not None:
+            self._tap.before_constraints(reqs, logits, width)
+
+    def after_verify(
+        self,
+        reqs: "Sequence[Req]",
+        prefix_lens: Tensor,
+        tokens: Tensor,
+        taps: Tensor,
+        verdict: "Verdict",
+    ) -> None:
+        """A verify step has been judged; see `FeedbackTap.after_verify`."""
+        self._steps_in_flight.append(self.version)
+        if self._tap is not None:
+            self._tap.after_verify(reqs, prefix_lens, tokens, taps, verdict, self.version)
+
+    def after_counts(self, accepted: Sequence[int]) -> None:
+        """Accepted drafts of each request of the oldest step in flight have reached the host."""
+        if not self._steps_in_flight:
+            return
+        version = self._steps_in_flight.popleft()
+        if self._watch is None or self._swapper is None or version != self.version:
+            return
+        outcome = self._watch.observe(sum(accepted) + len(accepted), len(accepted))
+        if outcome is None:
+            return
+        logger.info(
+            "version %d %s: %s",
+            version,
+            "is given up" if outcome.roll_back else "stays",
+            outcome.reason,
+        )
+        if outcome.roll_back:
+            self._swapper.request_roll_back(outcome.reason)
+        else:
+            self._swapper.trust_live()
+
+    def after_finish(self, rid: str) -> None:
+        """A request has left the server."""
+        if self._tap is not None:
+            self._tap.after_finish(rid)
+
+
+def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop | None:
+    """The loop that the configuration asks for; None if it asks for nothing.
+
+    Raises:
+        AdaSpecError: if the channel cannot be used, or versions cannot be swapped on this server.
+    """
+    if config.channel.directory is None:
+        return None
+    channel = open_channel(Path(config.channel.directory).expanduser())
+    directory = model_directory(worker.server_args.speculative_draft_model_path)
+    lineage = lineage_of(directory)
+    tensors = read_tensors(directory)
+    manifest = read_manifest(directory)
+    start = Served(BASE if manifest is None else manifest.number, context_digest(tensors))
+    decides = get_parallel().tp_rank == 0
+    tap = None
+    if config.tap.enabled and decides:
+        tap = _start_tap(config.tap, channel, lineage, torch.device(worker.device))
+    swapper = watch = None
+    if config.channel.store is not None:
+        weights = DraftWeights(worker.draft_model, lambda: worker.fused_kv_helper)
+        _refuse_what_cannot_be_swapped(weights.differences(tensors))
+        swapper = VersionSwapper(
+            weights,
+            worker.model_runner.model,
+            start,
+            lineage,
+            Path(config.channel.store).expanduser(),
+            channel.versions,
+            Agreement(get_parallel().tp_group.cpu_group),
+            lambda seconds: None,
+        )
+        if decides and config.watch.window_tokens > 0:
+            watch = AcceptanceWatch(config.watch)
+    return OnlineLoop(start, tap, swapper, watch)
+
+
+def _start_tap(
+    config: TapConfig, channel: Channel, lineage: str, device: torch.device
+) -> FeedbackTap:
+    sender = FeedbackSender(
+        channel.feedback,
+        share=config.share,
+        bytes_per_second=config.bytes_per_second,
+        queue_bytes=config.queue_bytes,
+    )
+    collector = FeedbackCollector(
+        sender,
+        lineage,
+        teacher_rows=config.teacher_rows,
+        steps_per_record=config.steps_per_record,
+    )
+    return FeedbackTap(collector, config.top_k, device)
+
+
+def _refuse_what_cannot_be_swapped(differences: list[str]) -> None:
+    """Only weights that are served as they lie in the checkpoint can be replaced by others.
+
+    Raises:
+        AdaSpecError: if some are not, or attention is data-parallel.
+    """
+    if differences:
+        raise AdaSpecError(
+            "the drafter's weights were converted when they were loaded "
+            f"({', '.join(differences)}), so versions cannot be swapped in; serve the drafter "
+            "unquantised, or leave channel.store out of the configuration."
+        )
+    if get_parallel().attn_dp_enabled:
+        raise AdaSpecError(
+            "versions cannot be swapped in under data-parallel attention, where idle ranks skip "
+            "steps; leave out --enable-dp-attention, or channel.store in the configuration."
+        )

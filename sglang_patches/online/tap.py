@@ -1,0 +1,203 @@
+"""The tap: what prefill and verification computed, handed to the feedback collector.
+
+The scheduler's thread selects the rows of sampled requests and starts copies; it never waits and
+never reads a tensor. Everything else happens on the collector's thread.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from torch import Tensor
+
+from adaspec.feedback import (
+    EndCapture,
+    FeedbackCollector,
+    PrefillCapture,
+    StepCapture,
+    TopKTeacher,
+)
+from sglang_patches.online.host_copies import HostCopier
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+    from sglang_patches.worker.accept import Verdict
+
+_MAX_FOLLOWED = 8192
+_LOGSUMEXP_ROWS = 256  # rows whose float32 logits exist at a time
+
+
+class FeedbackTap:
+    """Follows sampled requests from prefill to their end.
+
+    Args:
+        collector: told what happened.
+        top_k: target logits kept for each row.
+        device: of the model.
+    """
+
+    def __init__(self, collector: FeedbackCollector, top_k: int, device: torch.device) -> None:
+        self.collector = collector
+        self._top_k = top_k
+        self._copier = HostCopier(device)
+        self._copies_are_views = device.type == "cpu"
+        self._followed: dict[str, Req] = {}
+        self._chosen: list[int] = []
+        self._index: Tensor | None = None  # rows of the chosen requests; None: all of them
+        self._teacher: TopKTeacher | None = None
+
+    def after_prefill(
+        self,
+        reqs: "Sequence[Req]",
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        taps: Tensor,
+        version: int,
+    ) -> None:
+        """Capture a prefill batch.
+
+        Args:
+            starts: tokens of each request before this slice, cached or prefilled.
+            lengths: tokens of each request in this slice.
+            taps: ``[rows, taps · hidden]``, request after request, perhaps with padding behind.
+            version: live when the context K/V were written.
+        """
+        for rid in [rid for rid, req in self._followed.items() if req.finished()]:
+            self.after_finish(rid)  # those that ended with their prefill
+        chosen = [i for i, req in enumerate(reqs) if self._is_wanted(req)]
+        if not chosen:
+            return
+        ends = torch.tensor(lengths).cumsum(0).tolist()
+        parts = [taps[ends[i] - lengths[i] : ends[i]] for i in chosen]
+        # Prefill runs in CUDA graphs, too, so a part must not stay a view of its output.
+        rows = torch.cat(parts)
+        (copy,), wait = self._copier.start([rows])
+        self.collector.submit(
+            PrefillCapture(
+                requests=[reqs[i].rid for i in chosen],
+                version=version,
+                token_ids=[list(reqs[i].get_fill_ids()[: starts[i] + lengths[i]]) for i in chosen],
+                starts=[starts[i] for i in chosen],
+                taps=copy,
+                wait=wait,
+            )
+        )
+        for i in chosen:
+            self._followed[reqs[i].rid] = reqs[i]
+        while len(self._followed) > _MAX_FOLLOWED:
+            del self._followed[next(iter(self._followed))]
+
+    def before_constraints(self, reqs: "Sequence[Req]", logits: Tensor, width: int) -> None:
+        """Keep the target's own predictions, before penalties and masks change them.
+
+        Args:
+            logits: ``[batch · width, vocab]``.
+        """
+        self._choose(reqs, logits.device)
+        if not self._chosen:
+            return
+        rows = logits.view(len(reqs), width, -1)
+        if self._index is not None:
+            rows = rows.index_select(0, self._index)
+        rows = rows.flatten(0, 1)  # [chosen · width, vocab]
+        top = rows.topk(min(self._top_k, rows.shape[1]), dim=-1)
+        sums = [part.float().logsumexp(-1) for part in rows.split(_LOGSUMEXP_ROWS)]
+        self._teacher = TopKTeacher(top.values, top.indices.to(torch.int32), torch.cat(sums))
+
+    def after_verify(
+        self,
+        reqs: "Sequence[Req]",
+        prefix_lens: Tensor,
+        tokens: Tensor,
+        taps: Tensor,
+        verdict: "Verdict",
+        version: int,
+    ) -> None:
+        """Capture a verify step; `before_constraints` has seen the same batch.
+
+        Args:
+            prefix_lens: ``[batch]``, positions of the anchors.
+            tokens: ``[batch, width]``, the verified chains.
+            taps: ``[batch · width, taps · hidden]``, perhaps with padding behind.
+            version: that drafted.
+        """
+        teacher, self._teacher = self._teacher, None
+        if teacher is None:
+            return
+        batch, width = tokens.shape
+        blocks = taps[: batch * width].view(batch, width, -1)
+        # What the next step overwrites (the target's CUDA graph its taps, the scheduler its
+        # lengths) is copied on the serving stream first, which costs microseconds.
+        tensors = [
+            self._select(prefix_lens, shared=True),
+            self._select(tokens),
+            self._select(verdict.commit_lens - 1),
+            self._select(verdict.bonus),
+            self._select(blocks, shared=not self._copies_are_views),
+            teacher.logits,
+            teacher.token_ids,
+            teacher.logsumexp,
+        ]
+        copies, wait = self._copier.start(tensors)
+        anchors, chains, accepted, bonus, block_taps, *teacher_parts = copies
+        chosen = [reqs[i] for i in self._chosen]
+        self.collector.submit(
+            StepCapture(
+                requests=[req.rid for req in chosen],
+                version=version,
+                temperatures=[_temperature(req) for req in chosen],
+                anchors=anchors,
+                tokens=chains,
+                accepted=accepted,
+                bonus=bonus,
+                taps=block_taps,
+                teacher=TopKTeacher(*teacher_parts),
+                wait=wait,
+            )
+        )
+
+    def after_finish(self, rid: str) -> None:
+        """A request has left the server."""
+        req = self._followed.pop(rid, None)
+        if req is not None:
+            aborted = isinstance(req.finished_reason, FINISH_ABORT)
+            length = len(req.origin_input_ids) + len(req.output_ids_through_stop)
+            self.collector.submit(EndCapture(rid, length, "aborted" if aborted else "finished"))
+
+    def _is_wanted(self, req: "Req") -> bool:
+        """Sampled, and a request that a drafter can learn from.
+
+        Images stand in the token ids as hashes, adapters make another target, and health checks
+        are no traffic.
+        """
+        return (
+            self.collector.wants(req.rid)
+            and req.multimodal_inputs is None
+            and req.input_embeds is None
+            and req.lora_id is None
+            and not req.rid.startswith(HEALTH_CHECK_RID_PREFIX)
+        )
+
+    def _choose(self, reqs: "Sequence[Req]", device: torch.device) -> None:
+        followed, wants = self._followed, self.collector.wants
+        chosen = [i for i, r in enumerate(reqs) if r.rid in followed and wants(r.rid)]
+        if len(chosen) == len(reqs):
+            self._index = None
+        elif chosen and (chosen != self._chosen or self._index is None):
+            self._index = torch.tensor(chosen).to(device, non_blocking=True)
+        self._chosen = chosen
+
+    def _select(self, rows: Tensor, shared: bool = False) -> Tensor:
+        """The rows of the chosen requests; a copy of them if they are ``shared``."""
+        if self._index is not None:
+            return rows.index_select(0, self._index)
+        return rows.clone() if shared else rows
+
+
+def _temperature(req: "Req") -> float:
+    """Sampling temperature; SGLang writes greedy as ``top_k`` 1."""
+    params = req.sampling_params
+    return 0.0 if params.top_k == 1 else float(params.temperature)
