@@ -1,5 +1,6 @@
 """The ADASPEC algorithm: its name on SGLang's command line, its start-up checks, its worker."""
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +69,17 @@ class AdaSpecAlgorithm(CustomSpecAlgo):
         """
         if is_draft_worker:
             return num_draft_tokens
-        return config_from_environment().verify.width(num_draft_tokens)
+        return _verify_width(num_draft_tokens)
 
     def __getattr__(self, name: str) -> Any:
         """Answer questions that ``CustomSpecAlgo`` does not know as DFLASH would."""
         return getattr(SpeculativeAlgorithm.DFLASH, name)
+
+
+@functools.cache
+def _verify_width(block_size: int) -> int:
+    """Verify length in tokens; read once, since SGLang asks several times in every step."""
+    return config_from_environment().verify.width(block_size)
 
 
 def register_algorithm() -> None:

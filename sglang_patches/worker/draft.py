@@ -129,6 +129,8 @@ def _draft_forward(
     batch_size, block = window.ids.shape
     embed = unwrap_lora_layer(worker.model_runner.model.get_input_embeddings())
     embeddings = embed(window.ids)  # [batch, block, hidden]
+    if worker.noise_embed_scale != 1.0:
+        embeddings = embeddings * worker.noise_embed_scale
     # The host copy may run one step behind the device; backends need an upper bound only.
     if batch.seq_lens_cpu is not None:
         host_lens = batch.seq_lens_cpu + block

@@ -20,7 +20,7 @@ class _Entry:
 
     request: "Req"
     row: int
-    stop_ids: list[int]
+    stop_ids: torch.Tensor  # int64, on the device
 
 
 class OutputHistory:
@@ -108,8 +108,7 @@ class OutputHistory:
         frequency = self._column([p.frequency_penalty for p in params])  # [chosen, 1]
         presence = self._column([p.presence_penalty for p in params])
         repetition = self._column([p.repetition_penalty for p in params])
-        min_new_tokens = self._column([p.min_new_tokens for p in params])
-        is_stop = self._stop_mask(entries)  # [chosen, vocab]
+        waiting = [i for i, p in enumerate(params) if p.min_new_tokens > 0]
         counts = self._counts[rows, : self._vocab_size].float()  # [chosen, vocab]
         generated = counts.sum(dim=1, keepdim=True)  # [chosen, 1]
         blocks = logits.view(batch_size, width, -1)
@@ -120,7 +119,10 @@ class OutputHistory:
             seen = counts > 0
             row = blocks[index, column].float()  # [chosen, vocab]
             row = row - frequency * counts - presence * seen
-            row = row.masked_fill(is_stop & (generated + column < min_new_tokens), float("-inf"))
+            for i in waiting:
+                stop_ids = entries[i].stop_ids
+                too_short = generated[i] + column < params[i].min_new_tokens
+                row[i, stop_ids] = torch.where(too_short, float("-inf"), row[i, stop_ids])
             scaled = torch.where(row < 0, row * repetition, row / repetition)
             row = torch.where(seen, scaled, row)
             blocks[index, column] = row.to(logits.dtype)
@@ -139,7 +141,7 @@ class OutputHistory:
                 grown[:rows] = self._counts
                 self._free_rows = list(range(rows, grown.shape[0]))
                 self._counts = grown
-            entry = _Entry(request, self._free_rows.pop(), _stop_token_ids(request))
+            entry = _Entry(request, self._free_rows.pop(), self._index(_stop_token_ids(request)))
             self._entries[request.rid] = entry
         return entry
 
@@ -156,12 +158,6 @@ class OutputHistory:
     def _column(self, values: list[float]) -> torch.Tensor:
         column = torch.tensor(values, dtype=torch.float32)[:, None]
         return column.to(self._device, non_blocking=True)
-
-    def _stop_mask(self, entries: list[_Entry]) -> torch.Tensor:
-        mask = torch.zeros((len(entries), self._vocab_size), dtype=torch.bool)
-        for i, entry in enumerate(entries):
-            mask[i, entry.stop_ids] = True
-        return mask.to(self._device, non_blocking=True)
 
 
 def _is_penalised(request: "Req") -> bool:

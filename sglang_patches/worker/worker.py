@@ -27,12 +27,15 @@ from sglang.srt.utils import is_cuda
 
 from adaspec.acceptance import accept_greedy, accept_sampled
 from adaspec.config import config_from_environment
+from adaspec.errors import AdaSpecError
+from sglang_patches.online.loop import start_online
 from sglang_patches.worker.accept import Verdict, make_verdict, sampling_rules
 from sglang_patches.worker.draft import BlockWindow, open_window, propose
 from sglang_patches.worker.history import OutputHistory
 from sglang_patches.worker.verify import constrain_logits, target_forward
 
 if TYPE_CHECKING:
+    from sglang.kernels.ops.speculative.fused_kv_materialize import FusedKVMaterializeHelper
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
     from sglang.srt.speculative.dflash_worker_v2 import _DflashDraftSampler
@@ -49,6 +52,25 @@ class AdaSpecWorker(DFlashWorkerV2):
         self.verify_length = self.config.verify.width(self.block_size)
         self.uses_triton = is_cuda()
         self.history = OutputHistory(self.model_runner.model_config.vocab_size, self.device)
+        self.online = start_online(self, self.config)
+
+    def init_attention_backends(self) -> None:
+        """As upstream, but refuse targets whose state cannot be rolled back by a KV length.
+
+        Raises:
+            AdaSpecError: for hybrid (Mamba, GDN, …) targets.
+        """
+        super().init_attention_backends()
+        if self._need_mamba_verify_commit:
+            raise AdaSpecError(
+                "ADASPEC does not support targets with recurrent layers (Mamba, GDN) yet: rejected "
+                "drafts would stay in their state; use --speculative-algorithm DFLASH."
+            )
+
+    @property
+    def noise_embed_scale(self) -> float:
+        """Factor on the embeddings of a draft block (Gemma-like targets; 1 for most)."""
+        return float(self._noise_embed_scale)
 
     @property
     def mask_token_id(self) -> int:
@@ -64,6 +86,11 @@ class AdaSpecWorker(DFlashWorkerV2):
     def draft_block_spec_info(self) -> DFlashVerifyInput:
         """The attention description of a draft block (non-causal inside, ``block_size`` wide)."""
         return self._draft_block_spec_info
+
+    @property
+    def fused_kv_helper(self) -> "FusedKVMaterializeHelper | None":
+        """Upstream's fused K/V projection, which holds copies of weights, or None."""
+        return self._fused_kv_helper
 
     def greedy_draft_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
         """Argmax of the target's lm_head over draft hidden states, ``[rows, hidden] → [rows]``."""
@@ -84,6 +111,8 @@ class AdaSpecWorker(DFlashWorkerV2):
         pp_proxy_tensors: "PPProxyTensors | None" = None,
     ) -> GenerationBatchResult:
         """Run one scheduler batch: upstream's prefill, or one speculative decode step."""
+        if self.online is not None:
+            self.online.before_step()
         is_prefill = batch.forward_mode.is_extend() or batch.is_extend_in_batch
         if is_prefill or batch.forward_mode.is_idle():
             result = super().forward_batch_generation(
@@ -91,6 +120,9 @@ class AdaSpecWorker(DFlashWorkerV2):
             )
             if is_prefill:
                 self.history.observe_prefill(batch.reqs, result.next_token_ids)
+                _spare_the_relay(batch, result.next_draft_input)
+                if self.online is not None:
+                    self.online.after_prefill(batch)
             return result
         return self._decode(batch, on_publish, grammar_barrier)
 
@@ -119,20 +151,25 @@ class AdaSpecWorker(DFlashWorkerV2):
         target = target_forward(self, batch, draft_input, window, tokens)
         verdict = self._judge(batch, target.logits_output, tokens, grammar_tree, grammar_barrier)
         self.history.observe_commit(batch.reqs, verdict.committed, verdict.commit_lens)
+        tapped = target.logits_output.hidden_states
+        if self.online is not None:
+            self.online.after_verify(batch.reqs, window.prefix_lens, tokens, tapped, verdict)
         new_seq_lens = window.prefix_lens + verdict.commit_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
         self._report(batch, draft_input, target.logits_output, verdict)
-        self._extend_draft_context(window, target.logits_output.hidden_states, verdict)
+        self._extend_draft_context(window, tapped, verdict)
         target.logits_output.hidden_states = None  # [rows, taps · hidden]; never copied to the host
+        next_draft_input = self._make_next_draft_input_decode(
+            bonus_tokens=verdict.bonus, new_seq_lens=new_seq_lens
+        )
+        _spare_the_relay(batch, next_draft_input)
         return GenerationBatchResult(
             logits_output=target.logits_output,
             next_token_ids=verdict.committed.reshape(-1),
             accept_lens=verdict.commit_lens,
             can_run_cuda_graph=target.can_run_cuda_graph,
-            next_draft_input=self._make_next_draft_input_decode(
-                bonus_tokens=verdict.bonus, new_seq_lens=new_seq_lens
-            ),
+            next_draft_input=next_draft_input,
             speculative_num_draft_tokens=width,
             new_seq_lens=new_seq_lens,
             routed_experts_output=target.routed_experts_output,
@@ -152,6 +189,8 @@ class AdaSpecWorker(DFlashWorkerV2):
         logits = logits_output.next_token_logits
         if processor is not None and processor.is_deferred_shard(logits):
             logits = logits_output.next_token_logits = processor.finish_deferred_gather(logits)
+        if self.online is not None:
+            self.online.before_constraints(batch.reqs, logits, tokens.shape[1])
         constrain_logits(self, batch, logits, tokens, grammar_tree, grammar_barrier)
         info = batch.sampling_info
         if info is None or info.is_all_greedy:
@@ -206,3 +245,40 @@ class AdaSpecWorker(DFlashWorkerV2):
             positions=window.positions[:, :width].reshape(-1),
             commit_lens=verdict.commit_lens,
         )
+
+    def _append_target_hidden_to_draft_kv_by_loc(
+        self,
+        *,
+        target_hidden: torch.Tensor,
+        extend_lens: torch.Tensor | None = None,
+        **places: torch.Tensor | None,
+    ) -> None:
+        """Show the online loop a prefill's target features, which upstream drops after this."""
+        super()._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=target_hidden, extend_lens=extend_lens, **places
+        )
+        if self.online is not None and extend_lens is not None:
+            self.online.see_prefill_taps(target_hidden)
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        """Called by the scheduler when the accepted drafts of a decode step are on the host."""
+        if self.online is not None:
+            self.online.after_counts(num_correct_drafts_per_req)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """Called by the scheduler when a request has finished."""
+        if self.online is not None:
+            self.online.after_finish(rid)
+
+
+def _spare_the_relay(batch: ScheduleBatch, draft_input: DFlashDraftInputV2) -> None:
+    """Keep SGLang from relaying an empty tensor between steps.
+
+    ``FutureMap`` scatters and gathers the draft state's hidden states unless the algorithm's name
+    is DFLASH or DSPARK (``spec_need_hidden_states``); ours, like DFLASH's, are ``[batch, 0]``.
+    Without overlap scheduling there is no relay, and ``merge_batch`` needs the tensor.
+    """
+    if batch.enable_overlap:
+        draft_input.hidden_states = None

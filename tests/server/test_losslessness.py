@@ -39,10 +39,17 @@ def servers(
     logs = tmp_path_factory.mktemp("lossless")
     common = ("--dtype", "float32")
     speculative = ("--speculative-algorithm", "ADASPEC", "--speculative-draft-model-path")
+    config = logs / "adaspec.toml"
+    config.write_text("[verify]\nlength = 8\n")  # a whole block of 16 takes twice the time on a CPU
     with ExitStack() as stack:
         plain = serve(smollm2, *common, log_path=logs / "plain.log")
         adaspec = serve(
-            smollm2, *common, *speculative, str(BUNDLED_DRAFTER), log_path=logs / "adaspec.log"
+            smollm2,
+            *common,
+            *speculative,
+            str(BUNDLED_DRAFTER),
+            log_path=logs / "adaspec.log",
+            config=config,
         )
         yield stack.enter_context(plain), stack.enter_context(adaspec)
 
