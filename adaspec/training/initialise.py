@@ -18,7 +18,8 @@ def drafter_config(section: DrafterSection, target: TargetModel, tokenizer: Any)
     """The drafter's configuration, filled up from the target.
 
     Raises:
-        AdaSpecError: if there is no mask token.
+        AdaSpecError: if there is no mask token, or the taps are not ascending: a server delivers
+            them in the order of the layers.
     """
     config = target.config
     mask = section.mask_token_id
@@ -31,6 +32,12 @@ def drafter_config(section: DrafterSection, target: TargetModel, tokenizer: Any)
         )
     heads = int(config.num_attention_heads)
     layers = int(config.num_hidden_layers)
+    taps = section.target_layer_ids or evenly_spaced_layers(layers, section.num_taps)
+    if list(taps) != sorted(set(taps)):
+        raise AdaSpecError(
+            f"drafter.target_layer_ids is {list(taps)}, but taps come in the order of the layers, "
+            f"each once; use {sorted(set(taps))}."
+        )
     return DrafterConfig(
         hidden_size=int(config.hidden_size),
         intermediate_size=section.intermediate_size or int(config.intermediate_size),
@@ -41,7 +48,7 @@ def drafter_config(section: DrafterSection, target: TargetModel, tokenizer: Any)
         vocab_size=int(config.vocab_size),
         block_size=section.block_size,
         mask_token_id=int(mask),
-        target_layer_ids=section.target_layer_ids or evenly_spaced_layers(layers, section.num_taps),
+        target_layer_ids=taps,
         num_target_layers=layers,
         rms_norm_eps=float(config.rms_norm_eps),
         rope_theta=float(config.rope_parameters["rope_theta"]),

@@ -50,9 +50,12 @@ def run_training(
     prompts = load_prompts(prompt_files)
     output.mkdir(parents=True, exist_ok=True)
     _claim(output, target_directory, prompts, config)
-    torch.manual_seed(config.seed)
     target = load_target(target_directory, device, _dtype(config, device))
     tokenizer = AutoTokenizer.from_pretrained(target_directory)
+    # Made before the trajectories, which may take hours: a shape that does not fit is refused now.
+    torch.manual_seed(config.seed)
+    shape = drafter_config(config.drafter, target, tokenizer)
+    drafter = new_drafter(config.drafter, shape, target)
     trajectories = collect(
         target,
         tokenizer,
@@ -63,14 +66,8 @@ def run_training(
     )
     random.Random(config.seed).shuffle(trajectories)
     heldout = max(1, round(config.data.heldout_share * len(trajectories)))
-    torch.manual_seed(config.seed)
-    shape = drafter_config(config.drafter, target, tokenizer)
     trainer = Trainer(
-        config,
-        new_drafter(config.drafter, shape, target),
-        target,
-        trajectories[heldout:],
-        {"heldout": trajectories[:heldout]},
+        config, drafter, target, trajectories[heldout:], {"heldout": trajectories[:heldout]}
     )
     checkpoint = output / "checkpoint.pt"
     if checkpoint.exists():

@@ -91,6 +91,15 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     assert train(tmp_path / "parts") == train(tmp_path / "whole")
 
 
+def test_a_drafter_that_cannot_be_made_is_refused_before_trajectories_are(
+    target_directory: Path, prompts: Path, tmp_path: Path
+) -> None:
+    settings = config(drafter={"mask_token_id": None})
+    with pytest.raises(AdaSpecError, match="no mask token"):
+        run_training(target_directory, [prompts], tmp_path / "run", settings, torch.device("cpu"))
+    assert not (tmp_path / "run" / "trajectories").exists()
+
+
 def test_problems_are_one_line_and_exit_code_2(
     target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,6 +147,9 @@ def test_layers_can_start_as_those_of_the_target(target: TargetModel) -> None:
         ({"initialise_from": [0]}, "does not have the drafter's shape"),
         ({"mask_token_id": 512}, "outside the vocabulary"),
         ({"target_layer_ids": [2]}, "can be tapped"),
+        ({"target_layer_ids": [1, 0]}, r"use \[0, 1\]"),
+        ({"target_layer_ids": [1, 1]}, r"use \[1\]"),
+        ({"target_layer_ids": None, "num_taps": 9}, "cannot be spread"),
     ],
 )
 def test_a_drafter_that_does_not_fit_the_target_is_refused(
