@@ -4,6 +4,7 @@ SGLang's command line stays stock; what AdaSpec adds is set here. Unknown keys, 
 impossible values are refused at start with the key and the file named.
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Literal
@@ -128,6 +129,24 @@ def load_config(path: Path) -> AdaSpecConfig:
         ) from error
     except msgspec.DecodeError as error:  # ValidationError is a subclass
         raise AdaSpecError(f"the AdaSpec configuration {path} is not valid: {error}.") from error
+
+
+def write_config(config: AdaSpecConfig, path: Path) -> None:
+    """Write a file that `load_config` reads back as ``config``.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    lines = []
+    for section, values in msgspec.to_builtins(config).items():
+        lines.append(f"[{section}]")
+        # Strings, numbers and booleans are written alike in JSON and TOML.
+        lines += [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}"
+            for key, value in values.items()
+            if value is not None
+        ]
+    path.write_text("\n".join(lines) + "\n")
 
 
 def config_from_environment() -> AdaSpecConfig:

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from adaspec.config import AdaSpecConfig, VerifyConfig, config_from_environment, load_config
+from adaspec.config import (
+    AdaSpecConfig,
+    ChannelConfig,
+    TapConfig,
+    VerifyConfig,
+    config_from_environment,
+    load_config,
+    write_config,
+)
 from adaspec.errors import AdaSpecError
 
 
@@ -69,3 +77,13 @@ def test_online_sections_are_read(tmp_path: Path) -> None:
     text = '[tap]\nenabled = true\nshare = 0.5\n[channel]\ndirectory = "c"\nstore = "s"\n'
     config = load_config(write(tmp_path / "a.toml", text))
     assert (config.tap.share, config.channel.store) == (0.5, "s")
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    config = AdaSpecConfig(
+        verify=VerifyConfig(length=3),
+        tap=TapConfig(enabled=True, bytes_per_second=1e7),
+        channel=ChannelConfig(directory='ein "Ort"\\ähnlich 🙂'),
+    )
+    write_config(config, tmp_path / "a.toml")
+    assert load_config(tmp_path / "a.toml") == config

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from adaspec.cli.serve_online import LearnerProcess, running_learner
 from adaspec.cli.serve_plan import ServeOptions, ServePlan, plan_server
 from adaspec.errors import AdaSpecError
 from adaspec.load.client import Sampling, stream_chat
@@ -21,6 +23,7 @@ from adaspec.load.launch import ServerProcess, check_port_is_free, start_server
 from adaspec.target.smollm2 import cache_directory
 
 _SAY = Sampling(max_tokens=256)
+_LEARNER_POLL_S = 1.0
 
 
 def serve(
@@ -35,6 +38,12 @@ def serve(
         Path | None, typer.Option(help="Drafter directory; default: the bundled one of SmolLM2.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Serve without speculation.")] = False,
+    online: Annotated[
+        bool, typer.Option("--online", help="Learn from the traffic while serving.")
+    ] = False,
+    learn_config: Annotated[
+        Path | None, typer.Option(help="The learner's configuration (TOML); with --online.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="AdaSpec configuration (TOML).")] = None,
     dtype: Annotated[str | None, typer.Option(help="SGLang's --dtype.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -59,6 +68,8 @@ def serve(
         target=target,
         drafter=drafter,
         plain=plain,
+        online=online,
+        learn_config=learn_config,
         config=config,
         dtype=dtype,
         host=host,
@@ -69,7 +80,13 @@ def serve(
     log_file = _log_file(log, port)
     for sentence in (*plan.sentences, f"Log: {log_file or 'this terminal'}"):
         console.print(escape(sentence))
-    raise typer.Exit(_run(console, plan, log_file, say, start_timeout))
+    with contextlib.ExitStack() as stack:
+        learner = None
+        if plan.learner is not None:
+            learner_log = log_file and log_file.with_suffix(".learner.log")
+            console.print(escape(f"Learner's log: {learner_log or 'this terminal'}"))
+            learner = stack.enter_context(running_learner(plan.learner, learner_log))
+        raise typer.Exit(_run(console, plan, log_file, say, start_timeout, learner))
 
 
 def _plan(console: Console, options: ServeOptions) -> ServePlan:
@@ -99,7 +116,12 @@ def _log_file(log: str | None, port: int) -> Path | None:
 
 
 def _run(
-    console: Console, plan: ServePlan, log: Path | None, say: str | None, start_timeout_s: float
+    console: Console,
+    plan: ServePlan,
+    log: Path | None,
+    say: str | None,
+    start_timeout_s: float,
+    learner: LearnerProcess | None,
 ) -> int:
     """Start the server, talk to it once if asked, and stay until it ends; returns the exit code."""
     started = time.monotonic()
@@ -121,9 +143,18 @@ def _run(
         except AdaSpecError:
             if not stop.requested:
                 raise
-        code = server.process.wait()
+        code = _wait(console, server, learner)
     # A child ended by signal N reports -N; a shell expects 128 + N.
     return 0 if stop.requested else code if code >= 0 else 128 - code
+
+
+def _wait(console: Console, server: ServerProcess, learner: LearnerProcess | None) -> int:
+    """The server's exit code, once it has one; says so if the learner ends before."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return server.process.wait(_LEARNER_POLL_S if learner is not None else None)
+        if learner is not None and (news := learner.news()):
+            console.print(escape(news))
 
 
 def _answer(console: Console, url: str, prompt: str) -> None:

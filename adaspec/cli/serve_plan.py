@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import adaspec
+from adaspec.cli.serve_online import plan_online
 from adaspec.config import CONFIG_ENVIRONMENT_VARIABLE, AdaSpecConfig, load_config
 from adaspec.errors import AdaSpecError
 from adaspec.load.launch import ServerSpec
@@ -31,6 +32,8 @@ class ServeOptions:
     Attributes:
         target: model directory or hub name; ``None`` is the embedded SmolLM2-135M-Instruct.
         drafter: drafter directory; ``None`` is the bundled one, which fits the embedded target.
+        online: learn from the traffic, with a learner beside the server.
+        learn_config: the learner's configuration file.
         config: configuration file; ``None`` takes the one ``ADASPEC_CONFIG`` names, if any.
         extra: SGLang's own options, passed on unchanged.
     """
@@ -38,6 +41,8 @@ class ServeOptions:
     target: str | None
     drafter: Path | None
     plain: bool
+    online: bool
+    learn_config: Path | None
     config: Path | None
     dtype: str | None
     host: str
@@ -47,9 +52,14 @@ class ServeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServePlan:
-    """A server ready to be started, and the plain sentences that describe it."""
+    """A server ready to be started, and the plain sentences that describe it.
+
+    Attributes:
+        learner: command of the learner to start beside it; ``None`` for no learner.
+    """
 
     spec: ServerSpec
+    learner: tuple[str, ...] | None
     sentences: tuple[str, ...]
 
 
@@ -73,6 +83,11 @@ def plan_server(options: ServeOptions, progress: Callable[[str], None]) -> Serve
     else:
         progress("Checking the drafter against the target")
         sentences.append(_drafter_sentence(drafter, target, config))
+    learner = None
+    if options.online and drafter is not None:
+        plan = plan_online(config, drafter, target, options.learn_config, options.port)
+        config_file, learner = plan.config, plan.command
+        sentences += plan.sentences
     sentences.append(_device_sentence())
     spec = ServerSpec(
         target=target,
@@ -83,7 +98,7 @@ def plan_server(options: ServeOptions, progress: Callable[[str], None]) -> Serve
         config=config_file,
         extra=options.extra,
     )
-    return ServePlan(spec=spec, sentences=tuple(sentences))
+    return ServePlan(spec=spec, learner=learner, sentences=tuple(sentences))
 
 
 def _check_options(options: ServeOptions) -> None:
@@ -92,6 +107,12 @@ def _check_options(options: ServeOptions) -> None:
             "--plain serves without speculation, so --drafter and --config have no effect; "
             "leave either side out."
         )
+    if options.plain and options.online:
+        raise AdaSpecError(
+            "--plain serves without a drafter, so there is nothing to learn; leave out --online."
+        )
+    if options.learn_config is not None and not options.online:
+        raise AdaSpecError("--learn-config is the learner's; add --online to start one.")
     for word in options.extra:
         if own := _OWN_OPTIONS.get(word.partition("=")[0]):
             raise AdaSpecError(f"{word} is set by adaspec serve itself; use its option {own}.")

@@ -57,6 +57,7 @@ class AcceptanceWatch:
         self._config = config
         self._baseline = _Window(config.window_tokens)
         self._trial: _Window | None = None
+        self._given_up = False
         self._quantile = NormalDist().inv_cdf(1 - (1 - config.confidence) / _LOOKS)
 
     @property
@@ -67,6 +68,7 @@ class AcceptanceWatch:
     def swapped(self, rolled_back: bool) -> None:
         """Another version is live; ``rolled_back`` if it is the one of the baseline again."""
         self._trial = None if rolled_back else _Window(self._config.window_tokens)
+        self._given_up = False
 
     def observe(self, committed: int, passes: int) -> Outcome | None:
         """Count a step of the live version; the outcome, when the trial ends with it.
@@ -75,6 +77,8 @@ class AcceptanceWatch:
             committed: tokens of all requests, bonus tokens included.
             passes: requests in the step.
         """
+        if self._given_up:  # its last steps, until the roll-back takes place
+            return None
         window = self._trial or self._baseline
         if not window.add(committed, passes) or self._trial is None:
             return None
@@ -86,7 +90,7 @@ class AcceptanceWatch:
             floor = (1 - self._config.max_fall) * before.mean
             error = math.sqrt(now.variance + (1 - self._config.max_fall) ** 2 * before.variance)
             if now.mean + self._quantile * error < floor:
-                self._trial = None
+                self._trial, self._given_up = None, True
                 return Outcome(True, _describe(before, now, self._quantile * error))
         if not ends:
             return None

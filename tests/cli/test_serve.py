@@ -32,7 +32,8 @@ app()
 
 def options(**changes: object) -> ServeOptions:
     values: dict[str, object] = {
-        "target": None, "drafter": None, "plain": False, "config": None, "dtype": None,
+        "target": None, "drafter": None, "plain": False, "online": False, "learn_config": None,
+        "config": None, "dtype": None,
         "host": "127.0.0.1", "port": 1, "extra": (),
     }  # fmt: skip
     return ServeOptions(**(values | changes))
@@ -165,6 +166,8 @@ def test_a_taken_port_is_refused_before_anything_else(tmp_path: Path) -> None:
     [
         ({"plain": True, "drafter": Path("D")}, "--plain serves without speculation"),
         ({"plain": True, "config": Path("C")}, "--plain serves without speculation"),
+        ({"plain": True, "online": True}, "nothing to learn"),
+        ({"learn_config": Path("L")}, "add --online"),
         ({"target": "/nowhere", "plain": True}, "/nowhere does not exist"),
         ({"target": "other/model"}, "bundled drafter is SmolLM2's"),
         ({"extra": ("--port", "1")}, "--port is set by adaspec serve"),

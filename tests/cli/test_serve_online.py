@@ -1,0 +1,106 @@
+"""`adaspec serve --online`: a real learner beside a stand-in server."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from adaspec.cli.serve_plan import plan_server
+from adaspec.config import load_config
+from adaspec.errors import AdaSpecError
+from adaspec.load.launch import free_port
+from tests.cli.test_serve import options, read_until, start
+from tests.server.tiny_models import write_drafter, write_target
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, str]:
+    """Target and drafter directories."""
+    target, drafter = tmp_path / "tiny-target", tmp_path / "tiny-drafter"
+    return str(write_target(target)), str(write_drafter(drafter))
+
+
+@pytest.fixture
+def serving(tmp_path: Path, pair: tuple[str, str]) -> Iterator[subprocess.Popen[str]]:
+    target, drafter = pair
+    process = start(
+        tmp_path, "--online", "--target", target, "--drafter", drafter, "--port", str(free_port())
+    )
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def learner_of(process: subprocess.Popen[str], tmp_path: Path) -> psutil.Process:
+    """The learner, once it has opened its store."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if list(tmp_path.glob("online/*/store/CURRENT")):
+            for child in psutil.Process(process.pid).children():
+                if "online" in child.cmdline():
+                    return child
+        time.sleep(0.1)
+    raise AssertionError("no learner was started")
+
+
+def test_both_start_and_both_stop(serving: subprocess.Popen[str], tmp_path: Path) -> None:
+    said = read_until(serving, "Ctrl-C stops")
+    assert "Learner: versions go to" in said
+    learner = learner_of(serving, tmp_path)
+    serving.send_signal(signal.SIGTERM)
+    rest, _ = serving.communicate(timeout=60)
+    assert serving.returncode == 0, rest
+    assert not learner.is_running()
+    assert "has ended" not in rest
+
+
+def test_the_server_outlives_its_learner(serving: subprocess.Popen[str], tmp_path: Path) -> None:
+    read_until(serving, "Ctrl-C stops")
+    learner_of(serving, tmp_path).kill()
+    read_until(serving, "The learner has ended with code -9")
+    assert serving.poll() is None
+    serving.send_signal(signal.SIGTERM)
+    serving.communicate(timeout=60)
+    assert serving.returncode == 0
+
+
+def test_the_learner_does_not_outlive_a_killed_command(
+    serving: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    learner = learner_of(serving, tmp_path)
+    serving.kill()
+    learner.wait(30)
+
+
+def test_the_given_configuration_is_completed(
+    tmp_path: Path, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADASPEC_CACHE", str(tmp_path / "cache"))
+    given = tmp_path / "given.toml"
+    given.write_text('[verify]\nlength = 3\n[channel]\ndirectory = "elsewhere"\n[tap]\nshare=0.5\n')
+    target, drafter = pair
+    plan = plan_server(
+        options(online=True, target=target, drafter=Path(drafter), config=given),
+        progress=lambda line: None,
+    )
+    assert plan.spec.config is not None
+    config = load_config(plan.spec.config)
+    assert (config.verify.length, config.tap.share, config.tap.enabled) == (3, 0.5, True)
+    assert config.channel.directory == "elsewhere"
+    assert str(config.channel.store).startswith(str(tmp_path / "cache"))
+    assert plan.learner is not None
+    assert plan.learner[plan.learner.index("--channel") + 1] == "elsewhere"
+
+
+def test_a_hub_name_is_refused(pair: tuple[str, str]) -> None:
+    with pytest.raises(AdaSpecError, match="no local directory"):
+        plan_server(
+            options(online=True, target="some/model", drafter=Path(pair[1])),
+            progress=lambda line: None,
+        )
