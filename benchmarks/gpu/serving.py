@@ -17,12 +17,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
 from adaspec.load.client import Sampling
+from adaspec.load.contenders import Contender, parse_contender
 from adaspec.load.equality import Parting, find_partings, greedy_answers
 from adaspec.load.launch import ServerProcess, ServerSpec, free_port, start_server
 from adaspec.load.machine import machine_facts
@@ -35,44 +36,15 @@ from adaspec.target.smollm2 import ensure_smollm2
 MAX_RUNNING_REQUESTS = 128
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contender:
-    """One way to serve: plain, stock DFLASH, or ADASPEC with a verify length."""
-
-    name: str
-    algorithm: str | None = None
-    verify_length: int | None = None
-
-
-def contenders(names: Sequence[str]) -> list[Contender]:
-    """``plain``, ``dflash``, ``adaspec`` (whole block) or ``adaspec-N``."""
-    parsed = []
-    for name in names:
-        algorithm, _, length = name.partition("-")
-        parsed.append(
-            Contender(
-                name=name,
-                algorithm=None if algorithm == "plain" else algorithm.upper(),
-                verify_length=int(length) if length else None,
-            )
-        )
-    return parsed
-
-
 def server_spec(contender: Contender, target: Path, options: argparse.Namespace) -> ServerSpec:
     """The stock command line of a contender; everything but the algorithm is the same for all."""
-    config = None
-    if contender.verify_length is not None:
-        config = options.logs / f"{contender.name}.toml"
-        config.write_text(f"[verify]\nlength = {contender.verify_length}\n")
     sizes = [str(size) for size in options.graph_sizes]
-    return ServerSpec(
+    return contender.server(
         target=str(target),
+        drafter=str(options.drafter),
         port=free_port(),
-        drafter=None if contender.algorithm is None else str(options.drafter),
-        algorithm=contender.algorithm or "",
+        directory=options.logs,
         dtype=options.dtype,
-        config=config,
         extra=(
             "--max-running-requests", str(MAX_RUNNING_REQUESTS),
             "--max-total-tokens", str(options.max_total_tokens),
@@ -179,7 +151,9 @@ def main() -> None:
     parser.add_argument("--servers", nargs="+", default=["plain", "dflash", "adaspec", "adaspec-8"])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32, 128])
     parser.add_argument("--graph-sizes", type=int, nargs="*", default=[1, 8, 32, 64, 128])
-    parser.add_argument("--server-args", default="--attention-backend triton")
+    parser.add_argument(
+        "--server-args", default="--attention-backend triton --stream-interval 8 --sleep-on-idle"
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-total-tokens", type=int, default=200_000)
     parser.add_argument("--max-tokens", type=int, default=256)
@@ -193,10 +167,15 @@ def main() -> None:
     options.logs.mkdir(parents=True, exist_ok=True)
     target = ensure_smollm2(progress=print)
     prompts = load_prompts(options.prompts)
-    specs = {c.name: server_spec(c, target, options) for c in contenders(options.servers)}
+    contenders = [parse_contender(name) for name in options.servers]
+    specs = {c.name: server_spec(c, target, options) for c in contenders}
     with running(specs, options.logs, options.start_timeout_s) as urls:
         partings = compare(urls, prompts, target, options)
         results = measure(urls, prompts, options)
+    for name, summaries in results.items():
+        if (share := max(s.client_cpu_share for s in summaries)) > 0.8:
+            print(f"warning: the load client used {share:.0%} of a core against {name}; at that")
+            print("level the figures are the client's, not the server's. Raise --stream-interval.")
     facts = {
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "machine": machine_facts(),
