@@ -1,5 +1,8 @@
 """Simulated acceptance against speculative decoding done step by step."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -56,6 +59,17 @@ def test_the_simulation_equals_a_walk_with_single_drafts(
     for k, share in enumerate(report.survival, start=1):
         expected = sum(count >= k for count in everywhere) / len(everywhere)
         assert share == pytest.approx(expected, abs=1e-6)
+
+
+def test_drafts_beyond_the_end_of_a_response_do_not_count(
+    trained: Training, target: TargetModel
+) -> None:
+    # Without an output matrix every draft is token 0, which padding holds too.
+    blank = replace(target, lm_head=torch.zeros_like(target.lm_head))
+    response = Trajectory(np.array([5, 6, 0, 0, 0, 0, 0], np.int32), 2, 0)
+    report = simulate(trained.trainer.drafter, blank, [response])
+    assert (report.committed_per_pass, report.passes) == (4.0, 1)
+    assert report.survival == (1.0, 0.75, 0.5)  # 4, 3, 2 and 1 tokens follow the four anchors
 
 
 def test_responses_of_one_token_need_no_pass(
