@@ -54,6 +54,8 @@ class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         enabled: send feedback at all.
         share: share of requests that are sent, picked by their id.
+        refresh_share: share of requests that do not use the prefix cache, so that the learner gets
+            the features of prefixes that it does not know.
         bytes_per_second: average rate the stream is held to.
         queue_bytes: cap of what waits in memory to be sent.
         top_k: target logits kept for each row, with their exact logsumexp.
@@ -63,6 +65,7 @@ class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     enabled: bool = False
     share: Share = 1.0
+    refresh_share: Share = 0.02
     bytes_per_second: PositiveFloat = 64e6
     queue_bytes: PositiveInt = 256 << 20
     top_k: PositiveInt = 64

@@ -18,6 +18,7 @@ def install() -> None:
     """
     _show_user_errors_plainly()
     _register_algorithm()
+    _version_the_prefix_cache()
     _install_cpu_hooks()
 
 
@@ -41,6 +42,13 @@ def _register_algorithm() -> None:
     from sglang_patches.algorithm import register_algorithm
 
     register_algorithm()
+
+
+def _version_the_prefix_cache() -> None:
+    """Let requests look for prefixes of their drafter's context only."""
+    from sglang_patches.online import namespace
+
+    namespace.install()
 
 
 def _install_cpu_hooks() -> None:

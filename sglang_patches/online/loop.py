@@ -16,6 +16,7 @@ from adaspec.errors import AdaSpecError
 from adaspec.feedback import Channel, FeedbackCollector, FeedbackSender, open_channel
 from adaspec.versions import BASE, context_digest, lineage_of, read_manifest
 from sglang_patches.checks import model_directory
+from sglang_patches.online import namespace
 from sglang_patches.online.agreement import Agreement
 from sglang_patches.online.swap import Served, VersionSwapper
 from sglang_patches.online.tap import FeedbackTap
@@ -25,6 +26,7 @@ from sglang_patches.online.weights import DraftWeights
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
+    from sglang_patches.online.metrics import OnlineMetrics
     from sglang_patches.worker.accept import Verdict
     from sglang_patches.worker.worker import AdaSpecWorker
 
@@ -42,6 +44,7 @@ class OnlineLoop:
         tap: None if no feedback is sent from this rank.
         swapper: None if no versions are followed.
         watch: None on ranks that do not decide, and if nothing is watched.
+        metrics: None on the same ranks, and without SGLang's ``--enable-metrics``.
     """
 
     def __init__(
@@ -50,13 +53,16 @@ class OnlineLoop:
         tap: FeedbackTap | None,
         swapper: VersionSwapper | None,
         watch: AcceptanceWatch | None,
+        metrics: "OnlineMetrics | None",
     ) -> None:
         self._start = start
         self._tap = tap
         self._swapper = swapper
         self._watch = watch
+        self._metrics = metrics
         self._prefill_taps: Tensor | None = None
-        self._steps_in_flight: deque[int] = deque(maxlen=_MAX_STEPS_IN_FLIGHT)
+        # (version, verify length) of each
+        self._steps_in_flight: deque[tuple[int, int]] = deque(maxlen=_MAX_STEPS_IN_FLIGHT)
 
     @property
     def version(self) -> int:
@@ -70,6 +76,11 @@ class OnlineLoop:
         swap = self._swapper.between_steps()
         if swap is None:
             return
+        if swap.context_changed:
+            first = swap.context_sha256 == self._start.context_sha256
+            namespace.use_context(None if first else swap.context_sha256)
+        if self._metrics is not None:
+            self._metrics.count_swap(swap.version, swap.rolled_back)
         if self._watch is None:
             self._swapper.trust_live()
         else:
@@ -104,7 +115,7 @@ class OnlineLoop:
         verdict: "Verdict",
     ) -> None:
         """A verify step has been judged; see `FeedbackTap.after_verify`."""
-        self._steps_in_flight.append(self.version)
+        self._steps_in_flight.append((self.version, tokens.shape[1]))
         if self._tap is not None:
             self._tap.after_verify(reqs, prefix_lens, tokens, taps, verdict, self.version)
 
@@ -112,7 +123,9 @@ class OnlineLoop:
         """Accepted drafts of each request of the oldest step in flight have reached the host."""
         if not self._steps_in_flight:
             return
-        version = self._steps_in_flight.popleft()
+        version, width = self._steps_in_flight.popleft()
+        if self._metrics is not None:
+            self._metrics.count_step(version, width, accepted)
         if self._watch is None or self._swapper is None or version != self.version:
             return
         outcome = self._watch.observe(sum(accepted) + len(accepted), len(accepted))
@@ -150,9 +163,21 @@ def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop |
     manifest = read_manifest(directory)
     start = Served(BASE if manifest is None else manifest.number, context_digest(tensors))
     decides = get_parallel().tp_rank == 0
-    tap = None
+    if config.tap.enabled:
+        namespace.refresh_prefixes(config.tap.refresh_share)
+    tap = sender = None
     if config.tap.enabled and decides:
-        tap = _start_tap(config.tap, channel, lineage, torch.device(worker.device))
+        sender = _start_sender(config.tap, channel)
+        tap = _start_tap(config.tap, sender, lineage, torch.device(worker.device))
+    metrics = None
+    if decides and worker.server_args.enable_metrics:
+        # Imported here: prometheus_client looks for SGLang's directory when it is imported.
+        from prometheus_client import REGISTRY
+
+        from sglang_patches.online.metrics import OnlineMetrics
+
+        stats = None if sender is None else sender.stats
+        metrics = OnlineMetrics(worker.block_size, start.number, stats, channel.status, REGISTRY)
     swapper = watch = None
     if config.channel.store is not None:
         weights = DraftWeights(worker.draft_model, lambda: worker.fused_kv_helper)
@@ -165,22 +190,25 @@ def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop |
             Path(config.channel.store).expanduser(),
             channel.versions,
             Agreement(get_parallel().tp_group.cpu_group),
-            lambda seconds: None,
+            (lambda seconds: None) if metrics is None else metrics.observe_pause,
         )
         if decides and config.watch.window_tokens > 0:
             watch = AcceptanceWatch(config.watch)
-    return OnlineLoop(start, tap, swapper, watch)
+    return OnlineLoop(start, tap, swapper, watch, metrics)
 
 
-def _start_tap(
-    config: TapConfig, channel: Channel, lineage: str, device: torch.device
-) -> FeedbackTap:
-    sender = FeedbackSender(
+def _start_sender(config: TapConfig, channel: Channel) -> FeedbackSender:
+    return FeedbackSender(
         channel.feedback,
         share=config.share,
         bytes_per_second=config.bytes_per_second,
         queue_bytes=config.queue_bytes,
     )
+
+
+def _start_tap(
+    config: TapConfig, sender: FeedbackSender, lineage: str, device: torch.device
+) -> FeedbackTap:
     collector = FeedbackCollector(
         sender,
         lineage,

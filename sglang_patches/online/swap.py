@@ -43,6 +43,7 @@ class Swap:
         version: now live.
         before: live until now.
         rolled_back: it is a return to the trusted version.
+        context_sha256: of the weights that context K/V are made of, now.
         context_changed: context K/V written before do not fit the version that is now live.
         reason: one sentence.
     """
@@ -50,6 +51,7 @@ class Swap:
     version: int
     before: int
     rolled_back: bool
+    context_sha256: str
     context_changed: bool
     reason: str
 
@@ -143,7 +145,7 @@ class VersionSwapper:
             if self._last_install is not None:
                 self._last_install.seconds()  # its copies have read what is overwritten now
             self._weights.stage(version.tensors)
-            if torch.cuda.is_available():
+            if self._weights.on_gpu:
                 torch.cuda.current_stream().synchronize()
             self._staged = version.manifest
         return version
@@ -162,7 +164,7 @@ class VersionSwapper:
 
     def _install(self, arrival: Arrival) -> Swap:
         before, manifest = self._live, arrival.version.manifest
-        clock = self._last_install = _Clock()
+        clock = self._last_install = _Clock(self._weights.on_gpu)
         if before is self._trusted:
             self._weights.trust_live()
         self._weights.install_staged()
@@ -190,6 +192,7 @@ class VersionSwapper:
             self._live.number,
             before.number,
             rolled_back,
+            self._live.context_sha256,
             self._live.context_sha256 != before.context_sha256,
             reason,
         )
@@ -244,9 +247,9 @@ class _TryLock:
 class _Clock:
     """Seconds that the current stream is busy with a swap, read later and elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_gpu: bool) -> None:
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if torch.cuda.is_available():
+        if on_gpu:
             self._events = (
                 torch.cuda.Event(enable_timing=True),
                 torch.cuda.Event(enable_timing=True),

@@ -34,9 +34,9 @@ class DraftWeights:
         self._trusted = {name: p.clone() for name, p in self._live.items()}
 
     @property
-    def nbytes(self) -> int:
-        """Size of one set."""
-        return sum(p.nbytes for p in self._live.values())
+    def on_gpu(self) -> bool:
+        """Whether copies run on a CUDA stream."""
+        return all(p.is_cuda for p in self._live.values())
 
     def stage(self, tensors: Mapping[str, Tensor]) -> None:
         """Load a version's checkpoint tensors beside the live weights; any thread."""
