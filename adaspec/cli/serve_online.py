@@ -44,9 +44,12 @@ def plan_online(
     kept.
 
     Raises:
-        AdaSpecError: if the target is not a local directory, or a file cannot be written.
+        AdaSpecError: if the target is not a local directory, a file cannot be written, or the
+            channel cannot be used.
     """
-    from adaspec.versions import lineage_of  # torch takes seconds, and --help should not
+    # Imported here: torch takes seconds, and --help should not.
+    from adaspec.feedback import open_channel
+    from adaspec.versions import lineage_of
 
     if not Path(target).is_dir():
         raise AdaSpecError(
@@ -72,6 +75,7 @@ def plan_online(
             f"cannot write {file} ({error.strerror}); set ADASPEC_CACHE to a directory you can "
             "write to."
         ) from error
+    open_channel(Path(str(channel.directory)))
     command = [sys.executable, "-m", "online", "--drafter", str(drafter), "--target", target]
     command += ["--store", str(channel.store), "--channel", str(channel.directory)]
     if learn_config is not None:

@@ -19,6 +19,12 @@ from tests.server.tiny_models import write_drafter, write_target
 
 
 @pytest.fixture
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory with a path short enough for sockets, whatever the test is called."""
+    return tmp_path_factory.mktemp("c")
+
+
+@pytest.fixture
 def pair(tmp_path: Path) -> tuple[str, str]:
     """Target and drafter directories."""
     target, drafter = tmp_path / "tiny-target", tmp_path / "tiny-drafter"
@@ -26,10 +32,10 @@ def pair(tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.fixture
-def serving(tmp_path: Path, pair: tuple[str, str]) -> Iterator[subprocess.Popen[str]]:
+def serving(cache: Path, pair: tuple[str, str]) -> Iterator[subprocess.Popen[str]]:
     target, drafter = pair
     process = start(
-        tmp_path, "--online", "--target", target, "--drafter", drafter, "--port", str(free_port())
+        cache, "--online", "--target", target, "--drafter", drafter, "--port", str(free_port())
     )
     yield process
     if process.poll() is None:
@@ -37,11 +43,11 @@ def serving(tmp_path: Path, pair: tuple[str, str]) -> Iterator[subprocess.Popen[
     process.wait()
 
 
-def learner_of(process: subprocess.Popen[str], tmp_path: Path) -> psutil.Process:
+def learner_of(process: subprocess.Popen[str], cache: Path) -> psutil.Process:
     """The learner, once it has opened its store."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if list(tmp_path.glob("online/*/store/CURRENT")):
+        if list(cache.glob("online/*/store/CURRENT")):
             for child in psutil.Process(process.pid).children():
                 if "online" in child.cmdline():
                     return child
@@ -49,10 +55,10 @@ def learner_of(process: subprocess.Popen[str], tmp_path: Path) -> psutil.Process
     raise AssertionError("no learner was started")
 
 
-def test_both_start_and_both_stop(serving: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_both_start_and_both_stop(serving: subprocess.Popen[str], cache: Path) -> None:
     said = read_until(serving, "Ctrl-C stops")
     assert "Learner: versions go to" in said
-    learner = learner_of(serving, tmp_path)
+    learner = learner_of(serving, cache)
     serving.send_signal(signal.SIGTERM)
     rest, _ = serving.communicate(timeout=60)
     assert serving.returncode == 0, rest
@@ -60,9 +66,9 @@ def test_both_start_and_both_stop(serving: subprocess.Popen[str], tmp_path: Path
     assert "has ended" not in rest
 
 
-def test_the_server_outlives_its_learner(serving: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_the_server_outlives_its_learner(serving: subprocess.Popen[str], cache: Path) -> None:
     read_until(serving, "Ctrl-C stops")
-    learner_of(serving, tmp_path).kill()
+    learner_of(serving, cache).kill()
     read_until(serving, "The learner has ended with code -9")
     assert serving.poll() is None
     serving.send_signal(signal.SIGTERM)
@@ -71,17 +77,18 @@ def test_the_server_outlives_its_learner(serving: subprocess.Popen[str], tmp_pat
 
 
 def test_the_learner_does_not_outlive_a_killed_command(
-    serving: subprocess.Popen[str], tmp_path: Path
+    serving: subprocess.Popen[str], cache: Path
 ) -> None:
-    learner = learner_of(serving, tmp_path)
+    learner = learner_of(serving, cache)
     serving.kill()
     learner.wait(30)
 
 
 def test_the_given_configuration_is_completed(
-    tmp_path: Path, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ADASPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ADASPEC_CACHE", str(cache))
+    monkeypatch.chdir(tmp_path)
     given = tmp_path / "given.toml"
     given.write_text('[verify]\nlength = 3\n[channel]\ndirectory = "elsewhere"\n[tap]\nshare=0.5\n')
     target, drafter = pair
@@ -93,7 +100,7 @@ def test_the_given_configuration_is_completed(
     config = load_config(plan.spec.config)
     assert (config.verify.length, config.tap.share, config.tap.enabled) == (3, 0.5, True)
     assert config.channel.directory == "elsewhere"
-    assert str(config.channel.store).startswith(str(tmp_path / "cache"))
+    assert str(config.channel.store).startswith(str(cache))
     assert plan.learner is not None
     assert plan.learner[plan.learner.index("--channel") + 1] == "elsewhere"
 
@@ -103,4 +110,14 @@ def test_a_hub_name_is_refused(pair: tuple[str, str]) -> None:
         plan_server(
             options(online=True, target="some/model", drafter=Path(pair[1])),
             progress=lambda line: None,
+        )
+
+
+def test_a_cache_directory_too_long_for_sockets_is_refused(
+    tmp_path: Path, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADASPEC_CACHE", str(tmp_path / ("long" * 20)))
+    with pytest.raises(AdaSpecError, match="too long a path for a socket"):
+        plan_server(
+            options(online=True, target=pair[0], drafter=Path(pair[1])), progress=lambda line: None
         )
