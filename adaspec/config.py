@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from adaspec.errors import AdaSpecError
+from adaspec.settings import read_settings
 
 CONFIG_ENVIRONMENT_VARIABLE = "ADASPEC_CONFIG"
 
@@ -123,15 +124,12 @@ def load_config(path: Path) -> AdaSpecConfig:
     Raises:
         AdaSpecError: if the file is missing, is not TOML, or holds an unknown key or a bad value.
     """
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=AdaSpecConfig)
-    except OSError as error:
-        raise AdaSpecError(
-            f"cannot read the AdaSpec configuration {path}: {error.strerror}; "
-            f"check the path given in {CONFIG_ENVIRONMENT_VARIABLE}."
-        ) from error
-    except msgspec.DecodeError as error:  # ValidationError is a subclass
-        raise AdaSpecError(f"the AdaSpec configuration {path} is not valid: {error}.") from error
+    return read_settings(
+        path,
+        AdaSpecConfig,
+        "the AdaSpec configuration",
+        f"check the path given in {CONFIG_ENVIRONMENT_VARIABLE}",
+    )
 
 
 def write_config(config: AdaSpecConfig, path: Path) -> None:

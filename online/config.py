@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from adaspec.errors import AdaSpecError
+from adaspec.settings import read_settings
 from adaspec.versions import Mode
 
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -168,11 +168,4 @@ def load_learn_config(path: Path) -> LearnConfig:
     Raises:
         AdaSpecError: if the file is missing, is not TOML, or holds an unknown key or a bad value.
     """
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=LearnConfig)
-    except OSError as error:
-        raise AdaSpecError(
-            f"cannot read the learner's configuration {path} ({error.strerror}); check the path."
-        ) from error
-    except msgspec.DecodeError as error:
-        raise AdaSpecError(f"the learner's configuration {path} is not valid: {error}.") from error
+    return read_settings(path, LearnConfig, "the learner's configuration", "check the path")

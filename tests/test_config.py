@@ -57,6 +57,12 @@ def test_a_missing_file_names_the_variable(tmp_path: Path, monkeypatch: pytest.M
         config_from_environment()
 
 
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"[verify]\nlength = 6 # \xff\n")
+    with pytest.raises(AdaSpecError, match=r"a\.toml is not valid"):
+        load_config(tmp_path / "a.toml")
+
+
 def test_no_variable_means_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ADASPEC_CONFIG", raising=False)
     assert config_from_environment() == AdaSpecConfig()
