@@ -59,6 +59,8 @@ class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             the features of prefixes that it does not know.
         bytes_per_second: average rate the stream is held to.
         queue_bytes: cap of what waits in memory to be sent.
+        teacher: what the learner is told of the target's word on each row: ``top-k``: its largest
+            logits; ``hidden``: its last hidden state, of which the learner makes all logits.
         top_k: target logits kept for each row, with their exact logsumexp.
         teacher_rows: teacher rows of committed tokens only, or of all verified tokens.
         steps_per_record: verify steps of a request that are joined into one record.
@@ -69,6 +71,7 @@ class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     refresh_share: Share = 0.02
     bytes_per_second: PositiveFloat = 64e6
     queue_bytes: PositiveInt = 256 << 20
+    teacher: Literal["top-k", "hidden"] = "top-k"
     top_k: PositiveInt = 64
     teacher_rows: Literal["committed", "verified"] = "committed"
     steps_per_record: PositiveInt = 16

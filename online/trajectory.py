@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from adaspec.feedback import HiddenTeacher, Teacher
+from adaspec.feedback import Teacher
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,5 @@ class Trajectory:
     @property
     def nbytes(self) -> int:
         """Memory of the tensors."""
-        if isinstance(self.teacher, HiddenTeacher):
-            teacher = self.teacher.states.nbytes
-        else:
-            teacher = (
-                self.teacher.logits.nbytes
-                + self.teacher.token_ids.nbytes
-                + self.teacher.logsumexp.nbytes
-            )
-        return self.tokens.nbytes + self.taps.nbytes + self.teacher_tokens.nbytes + teacher
+        tokens = self.tokens.nbytes + self.teacher_tokens.nbytes
+        return tokens + self.taps.nbytes + self.teacher.nbytes

@@ -40,6 +40,15 @@ class HiddenTeacher:
         """The same on another device."""
         return HiddenTeacher(self.states.to(device))
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The fields, in the constructor's order."""
+        return (self.states,)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tensors."""
+        return self.states.nbytes
+
 
 @dataclass(frozen=True)
 class TopKTeacher:
@@ -67,6 +76,15 @@ class TopKTeacher:
         return TopKTeacher(
             self.logits.to(device), self.token_ids.to(device), self.logsumexp.to(device)
         )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The fields, in the constructor's order."""
+        return self.logits, self.token_ids, self.logsumexp
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tensors."""
+        return self.logits.nbytes + self.token_ids.nbytes + self.logsumexp.nbytes
 
 
 Teacher = HiddenTeacher | TopKTeacher

@@ -18,7 +18,6 @@ from adaspec.feedback.record import (
     BlockRecord,
     ContextRecord,
     EndRecord,
-    HiddenTeacher,
     Record,
     RollbackRecord,
 )
@@ -217,12 +216,6 @@ def record_bytes(record: Record) -> int:
             return 0
         case ContextRecord():
             return record.token_ids.nbytes + record.taps.nbytes
-        case BlockRecord(teacher=teacher):
-            if isinstance(teacher, HiddenTeacher):
-                teacher_bytes = teacher.states.nbytes
-            else:
-                teacher_bytes = (
-                    teacher.logits.nbytes + teacher.token_ids.nbytes + teacher.logsumexp.nbytes
-                )
+        case BlockRecord():
             tokens = record.token_ids.nbytes + record.drafts.nbytes
-            return tokens + record.taps.nbytes + teacher_bytes
+            return tokens + record.taps.nbytes + record.teacher.nbytes

@@ -18,12 +18,14 @@ from adaspec.versions import BASE, context_digest, lineage_of, read_manifest
 from sglang_patches.checks import model_directory
 from sglang_patches.online import namespace
 from sglang_patches.online.agreement import Agreement
+from sglang_patches.online.last_hidden import keep_last_hidden_states
 from sglang_patches.online.swap import Served, VersionSwapper
 from sglang_patches.online.tap import FeedbackTap
 from sglang_patches.online.watch import AcceptanceWatch
 from sglang_patches.online.weights import DraftWeights
 
 if TYPE_CHECKING:
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
     from sglang_patches.online.metrics import OnlineMetrics
@@ -101,10 +103,14 @@ class OnlineLoop:
                 batch.reqs, batch.prefix_lens, batch.extend_lens, taps, self.version
             )
 
-    def before_constraints(self, reqs: "Sequence[Req]", logits: Tensor, width: int) -> None:
-        """Target logits of a verify step, ``[batch · width, vocab]``, as the model gave them."""
+    def before_constraints(
+        self, reqs: "Sequence[Req]", output: "LogitsProcessorOutput", width: int
+    ) -> None:
+        """What the target said in a verify step; see `FeedbackTap.before_constraints`."""
         if self._tap is not None:
-            self._tap.before_constraints(reqs, logits, width)
+            self._tap.before_constraints(
+                reqs, output.next_token_logits, width, output.last_hidden_states
+            )
 
     def after_verify(
         self,
@@ -168,7 +174,7 @@ def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop |
     tap = sender = None
     if config.tap.enabled and decides:
         sender = _start_sender(config.tap, channel)
-        tap = _start_tap(config.tap, sender, lineage, torch.device(worker.device))
+        tap = _start_tap(config.tap, sender, lineage, worker)
     metrics = None
     if decides and worker.server_args.enable_metrics:
         # Imported here: prometheus_client looks for SGLang's directory when it is imported.
@@ -207,15 +213,18 @@ def _start_sender(config: TapConfig, channel: Channel) -> FeedbackSender:
 
 
 def _start_tap(
-    config: TapConfig, sender: FeedbackSender, lineage: str, device: torch.device
+    config: TapConfig, sender: FeedbackSender, lineage: str, worker: "AdaSpecWorker"
 ) -> FeedbackTap:
+    if config.teacher == "hidden":
+        keep_last_hidden_states(worker.model_runner.model)
     collector = FeedbackCollector(
         sender,
         lineage,
         teacher_rows=config.teacher_rows,
         steps_per_record=config.steps_per_record,
     )
-    return FeedbackTap(collector, config.top_k, device)
+    top_k = config.top_k if config.teacher == "top-k" else None
+    return FeedbackTap(collector, top_k, torch.device(worker.device))
 
 
 def _refuse_what_cannot_be_swapped(differences: list[str]) -> None:

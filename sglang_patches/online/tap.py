@@ -15,8 +15,10 @@ from torch import Tensor
 from adaspec.feedback import (
     EndCapture,
     FeedbackCollector,
+    HiddenTeacher,
     PrefillCapture,
     StepCapture,
+    Teacher,
     TopKTeacher,
 )
 from sglang_patches.online.host_copies import HostCopier
@@ -35,11 +37,13 @@ class FeedbackTap:
 
     Args:
         collector: told what happened.
-        top_k: target logits kept for each row.
+        top_k: target logits kept for each row; None keeps its last hidden state instead.
         device: of the model.
     """
 
-    def __init__(self, collector: FeedbackCollector, top_k: int, device: torch.device) -> None:
+    def __init__(
+        self, collector: FeedbackCollector, top_k: int | None, device: torch.device
+    ) -> None:
         self.collector = collector
         self._top_k = top_k
         self._copier = HostCopier(device)
@@ -47,7 +51,7 @@ class FeedbackTap:
         self._followed: dict[str, Req] = {}
         self._chosen: list[int] = []
         self._index: Tensor | None = None  # rows of the chosen requests; None: all of them
-        self._teacher: TopKTeacher | None = None
+        self._teacher: Teacher | None = None
 
     def after_prefill(
         self,
@@ -90,20 +94,31 @@ class FeedbackTap:
         while len(self._followed) > _MAX_FOLLOWED:
             del self._followed[next(iter(self._followed))]
 
-    def before_constraints(self, reqs: "Sequence[Req]", logits: Tensor, width: int) -> None:
-        """Keep the target's own predictions, before penalties and masks change them.
+    def before_constraints(
+        self,
+        reqs: "Sequence[Req]",
+        logits: Tensor,
+        width: int,
+        states: Tensor | None = None,
+    ) -> None:
+        """Keep the target's own word, before penalties and masks change its logits.
 
         Args:
             logits: ``[batch · width, vocab]``.
+            states: ``[batch · width, hidden]``, the target's last hidden states; needed only if
+                they are what is kept.
         """
         self._choose(reqs, logits.device)
         if not self._chosen:
             return
-        rows = logits.view(len(reqs), width, -1)
-        if self._index is not None:
-            rows = rows.index_select(0, self._index)
-        rows = rows.flatten(0, 1)  # [chosen · width, vocab]
-        top = rows.topk(min(self._top_k, rows.shape[1]), dim=-1)
+        if self._top_k is None:
+            blocks = states.view(len(reqs), width, -1)
+            # A CUDA graph's next replay overwrites them.
+            blocks = self._select(blocks, shared=not self._copies_are_views)
+            self._teacher = HiddenTeacher(blocks.flatten(0, 1))
+            return
+        rows = self._select(logits.view(len(reqs), width, -1)).flatten(0, 1)
+        top = rows.topk(min(self._top_k, rows.shape[1]), dim=-1)  # [chosen · width, k]
         sums = [part.float().logsumexp(-1) for part in rows.split(_LOGSUMEXP_ROWS)]
         self._teacher = TopKTeacher(top.values, top.indices.to(torch.int32), torch.cat(sums))
 
@@ -137,9 +152,7 @@ class FeedbackTap:
             self._select(verdict.commit_lens - 1),
             self._select(verdict.bonus),
             self._select(blocks, shared=not self._copies_are_views),
-            teacher.logits,
-            teacher.token_ids,
-            teacher.logsumexp,
+            *teacher.tensors(),
         ]
         copies, wait = self._copier.start(tensors)
         anchors, chains, accepted, bonus, block_taps, *teacher_parts = copies
@@ -154,7 +167,7 @@ class FeedbackTap:
                 accepted=accepted,
                 bonus=bonus,
                 taps=block_taps,
-                teacher=TopKTeacher(*teacher_parts),
+                teacher=type(teacher)(*teacher_parts),
                 wait=wait,
             )
         )

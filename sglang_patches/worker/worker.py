@@ -121,6 +121,7 @@ class AdaSpecWorker(DFlashWorkerV2):
             if is_prefill:
                 self.history.observe_prefill(batch.reqs, result.next_token_ids)
                 _spare_the_relay(batch, result.next_draft_input)
+                result.logits_output.last_hidden_states = None  # of use in a verify pass only
                 if self.online is not None:
                     self.online.after_prefill(batch)
             return result
@@ -159,7 +160,8 @@ class AdaSpecWorker(DFlashWorkerV2):
             on_publish(new_seq_lens)
         self._report(batch, draft_input, target.logits_output, verdict)
         self._extend_draft_context(window, tapped, verdict)
-        target.logits_output.hidden_states = None  # [rows, taps · hidden]; never copied to the host
+        # [rows, taps · hidden] and [rows, hidden]; never copied to the host
+        target.logits_output.hidden_states = target.logits_output.last_hidden_states = None
         next_draft_input = self._make_next_draft_input_decode(
             bonus_tokens=verdict.bonus, new_seq_lens=new_seq_lens
         )
@@ -190,7 +192,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         if processor is not None and processor.is_deferred_shard(logits):
             logits = logits_output.next_token_logits = processor.finish_deferred_gather(logits)
         if self.online is not None:
-            self.online.before_constraints(batch.reqs, logits, tokens.shape[1])
+            self.online.before_constraints(batch.reqs, logits_output, tokens.shape[1])
         constrain_logits(self, batch, logits, tokens, grammar_tree, grammar_barrier)
         info = batch.sampling_info
         if info is None or info.is_all_greedy:

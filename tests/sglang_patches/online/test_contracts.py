@@ -4,13 +4,14 @@ import inspect
 
 import pytest
 from sglang.kernels.ops.speculative.fused_kv_materialize import FusedKVMaterializeHelper
+from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.scheduler_components import batch_result_processor
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
-from sglang_patches.online import loop, namespace, tap, weights
+from sglang_patches.online import last_hidden, loop, namespace, tap, weights
 from sglang_patches.worker.worker import AdaSpecWorker
 from tests.sglang_patches import upstream_use as use
 
@@ -22,8 +23,10 @@ RECEIVERS: dict[str, type] = {
     "reqs[i]": Req,
     "params": SamplingParams,
     "helper": FusedKVMaterializeHelper,
+    "output": LogitsProcessorOutput,
+    "processor": LogitsProcessor,
 }
-MODULES = (loop, namespace, tap, weights)
+MODULES = (last_hidden, loop, namespace, tap, weights)
 ATTRIBUTES = sorted(
     {pair for module in MODULES for pair in use.attributes(module, RECEIVERS)},
     key=lambda pair: (pair[0].__name__, pair[1]),

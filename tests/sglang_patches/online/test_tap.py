@@ -7,12 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from adaspec.feedback import BlockRecord, ContextRecord, EndRecord, FeedbackCollector, TopKTeacher
+from adaspec.feedback import (
+    BlockRecord,
+    ContextRecord,
+    EndRecord,
+    FeedbackCollector,
+    HiddenTeacher,
+    TopKTeacher,
+)
 from sglang_patches.online.tap import FeedbackTap
 from sglang_patches.worker.accept import Verdict
 from tests.online.world import LINEAGE, RecordingSender
 
-VOCAB, WIDTH, TAPS, TOP_K = 40, 3, 6, 5
+VOCAB, WIDTH, TAPS, HIDDEN, TOP_K = 40, 3, 6, 4, 5
 
 
 @dataclass
@@ -51,10 +58,11 @@ class ChoosySender(RecordingSender):
 class Setting:
     """A tap, and the records that come out of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, top_k: int | None = TOP_K) -> None:
         self._sender = ChoosySender()
         self.collector = FeedbackCollector(self._sender, LINEAGE)
-        self.tap = FeedbackTap(self.collector, TOP_K, torch.device("cpu"))
+        self.tap = FeedbackTap(self.collector, top_k, torch.device("cpu"))
+        self.states: list[Tensor] = []  # of each step
 
     def prefill(self, *reqs: Request, cached: int = 0, version: int = 0) -> Tensor:
         lengths = [len(req.origin_input_ids) - cached for req in reqs]
@@ -67,7 +75,8 @@ class Setting:
         tokens = torch.randint(0, VOCAB, (batch, WIDTH))
         logits = torch.randn(batch * WIDTH, VOCAB)
         taps = torch.randn(batch * WIDTH, TAPS)
-        self.tap.before_constraints(reqs, logits, WIDTH)
+        self.states.append(torch.randn(batch * WIDTH, HIDDEN))
+        self.tap.before_constraints(reqs, logits, WIDTH, self.states[-1])
         seen = logits.clone()
         logits.fill_(float("-inf"))  # penalties and masks come after
         lens = torch.tensor([len(req.origin_input_ids) for req in reqs])
@@ -139,6 +148,24 @@ def test_rows_of_other_requests_are_left_out(setting: Setting) -> None:
     assert torch.equal(of_a, torch.cat([taps[WIDTH : 2 * WIDTH], later[WIDTH : WIDTH + 1]]))
     of_b = torch.cat([r.taps for r in blocks if r.request == "b"])
     assert torch.equal(of_b, taps[3 * WIDTH : 3 * WIDTH + 2])
+
+
+def test_the_last_hidden_state_can_be_the_teacher() -> None:
+    setting = Setting(top_k=None)
+    reqs = [request("no-1", 3), request("a", 5), request("no-2", 2), request("b", 4)]
+    setting.prefill(*reqs)
+    setting.step(*reqs, accepted=[0, 2, 0, 1])
+    setting.step(reqs[1], reqs[3], accepted=[1, 0])  # all of the batch
+    for req in reqs:
+        req.finished_reason = object()
+        setting.tap.after_finish(req.rid)
+    first, second = (states.view(-1, WIDTH, HIDDEN) for states in setting.states)
+    blocks = [r for r in setting.records() if isinstance(r, BlockRecord)]
+    assert all(isinstance(block.teacher, HiddenTeacher) for block in blocks)
+    of_a = torch.cat([block.teacher.states for block in blocks if block.request == "a"])
+    assert torch.equal(of_a, torch.cat([first[1, :3], second[0, :2]]))
+    of_b = torch.cat([block.teacher.states for block in blocks if block.request == "b"])
+    assert torch.equal(of_b, torch.cat([first[3, :2], second[1, :1]]))
 
 
 @pytest.mark.parametrize(
