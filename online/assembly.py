@@ -20,6 +20,10 @@ from online.trajectory import DraftedBlock, Trajectory
 
 RequestRecord = ContextRecord | BlockRecord | EndRecord
 
+# Far beyond any activation or logit, and small enough to be computed with in float32: one
+# trajectory whose loss overflows would cost every step that draws it.
+_LARGEST_VALUE = 1e9
+
 
 @dataclass
 class _OpenRequest:
@@ -130,18 +134,18 @@ class Assembler:
             return False
         if int(record.token_ids.max()) >= drafter.vocab_size:
             return False
-        if not bool(torch.isfinite(record.taps).all()):
+        if not _is_sane(record.taps):
             return False
         if isinstance(record, ContextRecord):
             return True
         teacher = record.teacher
         if isinstance(teacher, HiddenTeacher):
             right_width = teacher.states.shape[1] == drafter.hidden_size
-            return right_width and bool(torch.isfinite(teacher.states).all())
+            return right_width and _is_sane(teacher.states)
         return (
             int(teacher.token_ids.max()) < drafter.vocab_size
-            and bool(torch.isfinite(teacher.logits).all())
-            and bool(torch.isfinite(teacher.logsumexp).all())
+            and _is_sane(teacher.logits)
+            and _is_sane(teacher.logsumexp)
         )
 
     def _follows(self, state: _OpenRequest, record: ContextRecord | BlockRecord) -> bool:
@@ -189,6 +193,11 @@ class Assembler:
         while self._open_bytes > self._capacity:
             finished += self._close(next(iter(self._open)), "evicted")
         return finished
+
+
+def _is_sane(values: Tensor) -> bool:
+    """Whether every value is a number of a size that a model computes; NaN is not."""
+    return bool(values.abs().max() <= _LARGEST_VALUE)
 
 
 def _form(teacher: Teacher) -> tuple[str, int, torch.dtype]:

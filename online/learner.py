@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _STATE_DIRECTORY = "learner"
 _IDLE_SECONDS = 0.05
+# So many steps in a row without a finite loss are the fault of the weights, not of the feedback.
+_MOST_SKIPPED = 16
 
 
 @dataclass
@@ -85,7 +87,7 @@ class Learner:
         self._rng = np.random.default_rng(config.process.seed)
         self._parent = self._publisher.pointer.number
         self._totals = _Totals()
-        self._steps_since_gate = 0
+        self._steps_since_gate = self._skipped_in_a_row = 0
         self._resume(load_state(self._state_directory, self._writer.lineage, config.mode))
         self._replay = ReplayBuffer(config.replay)
         self._drawn = 0
@@ -143,10 +145,14 @@ class Learner:
         trajectories = self._replay.draw(config.batch.trajectories, self._rng)
         self._drawn += len(trajectories)
         block_size, decay = self._writer.config.block_size, config.objective.decay
-        self._last_step = self._trainer.step(
+        report = self._last_step = self._trainer.step(
             [sample_blocks(t, config.batch, block_size, decay, self._rng) for t in trajectories]
         )
-        self._steps_since_gate += self._last_step.applied
+        self._steps_since_gate += report.applied
+        self._skipped_in_a_row = 0 if report.applied else self._skipped_in_a_row + report.skipped
+        if self._skipped_in_a_row >= _MOST_SKIPPED:
+            self._restart()
+            self._decided(None, f"training starts again after {_MOST_SKIPPED} steps without a loss")
         self._totals.learning_seconds += time.monotonic() - started
 
     def _judge(self) -> None:
@@ -199,6 +205,7 @@ class Learner:
                 self._decided(None, _describe_rollback(notice))
 
     def _restart(self) -> None:
+        self._skipped_in_a_row = 0
         self._trainer.restart_from(self._publisher.live.tensors)
         self._parent = self._publisher.pointer.number
 
@@ -247,7 +254,12 @@ class Learner:
             return
         self._parent = state.parent
         self._steps_since_gate = state.steps_since_gate
-        self._trainer.load_state_tensors(saved.tensors, state.optimiser_steps)
+        try:
+            self._trainer.load_state_tensors(saved.tensors, state.optimiser_steps)
+        except AdaSpecError as error:
+            logger.warning("training starts from the live version: %s", error)
+            self._restart()
+            return
         logger.info("resumed after %d steps", state.steps)
 
     def _save(self) -> None:

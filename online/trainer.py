@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from adaspec.drafters.blocks import block_token_ids
 from adaspec.drafters.network import BlockDrafter
+from adaspec.errors import AdaSpecError
 from adaspec.versions import is_context_weight
 from online.batch import BlockBatch
 from online.config import LearnConfig
@@ -32,6 +33,11 @@ class StepReport(NamedTuple):
     reverse_kl: float
     accuracy: float
     tokens: int
+
+    @property
+    def skipped(self) -> bool:
+        """There was something to learn, but no finite gradient."""
+        return self.tokens > 0 and not self.applied
 
 
 class Trainer:
@@ -119,8 +125,15 @@ class Trainer:
             optimiser_steps: steps since the moments were last forgotten.
 
         Raises:
-            KeyError: if a weight is missing.
+            AdaSpecError: if a weight or moment is missing, has another shape or is not finite;
+                nothing has changed then.
         """
+        damaged = [n for n, p in self._parameters.items() if not _is_whole(tensors, n, p.shape)]
+        if damaged:
+            raise AdaSpecError(
+                f"the learner's saved state is damaged ({', '.join(damaged)}); delete it, or let "
+                "training start again from the live version."
+            )
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(tensors[f"weight/{name}"])
@@ -183,6 +196,16 @@ class Trainer:
         warm = min(1.0, (self.optimiser_steps + 1) / (settings.warmup_steps + 1))
         for group in self._optimiser.param_groups:
             group["lr"] = settings.learning_rate * warm
+
+
+def _is_whole(tensors: Mapping[str, Tensor], name: str, shape: torch.Size) -> bool:
+    """Whether a weight was saved, with both of its moments or neither."""
+    names = [f"weight/{name}"]
+    moments = [f"mean/{name}", f"square/{name}"]
+    if any(moment in tensors for moment in moments):
+        names += moments
+    saved = [tensors.get(key) for key in names]
+    return all(t is not None and t.shape == shape and bool(torch.isfinite(t).all()) for t in saved)
 
 
 def is_trained(name: str, full: bool) -> bool:

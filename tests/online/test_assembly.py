@@ -135,6 +135,11 @@ def damaged(record: Record, how: str) -> Record:
     if how == "anchor":
         return replace(record, token_ids=(record.token_ids + 1) % 40)
     assert isinstance(record.teacher, TopKTeacher)
+    if how == "huge":
+        return replace(record, taps=torch.full_like(record.taps, -1e30))
+    if how == "teacher huge":
+        logsumexp = torch.full_like(record.teacher.logsumexp, 3e38)
+        return replace(record, teacher=replace(record.teacher, logsumexp=logsumexp))
     if how == "teacher nan":
         logits = torch.full_like(record.teacher.logits, float("nan"))
         return replace(record, teacher=replace(record.teacher, logits=logits))
@@ -146,7 +151,10 @@ def damaged(record: Record, how: str) -> Record:
 
 @pytest.mark.parametrize(
     "how",
-    ["nan", "width", "type", "vocabulary", "position", "anchor", "teacher nan", "teacher width"],
+    [
+        *("nan", "huge", "width", "type", "vocabulary", "position", "anchor"),
+        *("teacher nan", "teacher huge", "teacher width"),
+    ],
 )
 def test_a_record_that_contradicts_is_not_used(
     assembler: Assembler,

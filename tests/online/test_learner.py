@@ -204,6 +204,35 @@ def test_a_full_disk_fails_publications_and_nothing_else(
     assert server.wait_for(lambda s: s.published >= 1).live_version >= 1
 
 
+def test_weights_that_broke_are_given_up(server: Server, learner: Learner) -> None:
+    server.wait_for(lambda s: s.steps > 0)
+    with torch.no_grad():
+        learner._trainer.drafter.norm.weight.fill_(float("nan"))
+    broken = server.wait_for(lambda s: s.skipped_steps > 0)
+    server.wait_for(lambda s: s.steps > broken.steps)
+    assert all(bool(p.isfinite().all()) for p in learner._trainer.drafter.parameters())
+    assert "training starts again" in next(d.note for d in decisions(server) if d.verdict is None)
+
+
+def test_a_damaged_state_does_not_keep_a_learner_from_starting(
+    server: Server, target_directory: Path
+) -> None:
+    def start() -> Learner:
+        return Learner(
+            server.drafter_directory, target_directory, server.store, server.channel, CONFIG
+        )
+
+    first = start()
+    first._trainer.steps = 7
+    first._trainer.drafter.norm.weight.data.fill_(float("nan"))
+    first._save()
+    first.close()
+    second = start()
+    assert second._trainer.steps == 7
+    assert all(bool(p.isfinite().all()) for p in second._trainer.drafter.parameters())
+    second.close()
+
+
 def test_a_server_that_rolls_back_is_followed(server: Server, learner: Learner) -> None:
     def complain(status: LearnerStatus) -> bool:
         """About whatever is live: a newer version may have been published in between."""

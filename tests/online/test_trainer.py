@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from adaspec.drafters.network import BlockDrafter
+from adaspec.errors import AdaSpecError
 from adaspec.versions import is_context_weight
+from online.assembly import Assembler
 from online.batch import BlockBatch, sample_blocks
-from online.config import BatchSection, LearnConfig, OptimiserSection
+from online.config import BatchSection, IntakeSection, LearnConfig, OptimiserSection
 from online.evaluator import Evaluator
 from online.target import TargetMatrices
 from online.trainer import Trainer
 from online.trajectory import Trajectory
-from tests.online.world import DRAFTER
+from tests.online.world import DRAFTER, Request, TinyTarget, captures, records_of
 
 CONFIG = LearnConfig(
     batch=BatchSection(trajectories=4, blocks=12),
@@ -58,6 +60,26 @@ def test_the_loss_falls_and_only_trained_weights_move(
     }
     expected = {n for n in before if mode == "full" or not is_context_weight(n)}
     assert moved == expected
+
+
+def test_both_teachers_train_the_same_way(
+    requests: list[Request], target: TinyTarget, matrices: TargetMatrices, drafter: BlockDrafter
+) -> None:
+    """A step from the largest logits of the same feedback, and one from its hidden states."""
+    before, moves = weights(drafter), []
+    for kind in ("top-k", "hidden"):
+        assembler = Assembler(IntakeSection(), DRAFTER, matrices)
+        records = [r for req in requests for r in records_of(captures(req, drafter, target, kind))]
+        assembled = [t for record in records for t in assembler.add(record)]
+        trainer = Trainer(drafter, matrices, CONFIG)
+        trainer.restart_from(before)
+        for batch in batches(assembled, 5):
+            assert trainer.step(batch).applied
+        after = weights(drafter)
+        moves.append(torch.cat([(after[name] - before[name]).flatten() for name in before]))
+        trainer.restart_from(before)
+    assert torch.cosine_similarity(*moves, dim=0) > 0.9
+    assert not torch.equal(*moves)
 
 
 def test_the_reported_loss_is_the_mix_of_its_parts(
@@ -130,6 +152,38 @@ def test_a_resumed_trainer_goes_on_exactly(
     expected = weights(straight.drafter)
     assert all(torch.equal(v, expected[n]) for n, v in weights(resumed.drafter).items())
     assert resumed.optimiser_steps == straight.optimiser_steps == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("weight/norm.weight", lambda t: t * float("nan")),
+        ("mean/norm.weight", lambda t: t + float("inf")),
+        ("square/norm.weight", lambda t: t[1:]),
+        ("weight/norm.weight", None),
+        ("square/norm.weight", None),
+        ("mean/norm.weight", None),
+    ],
+)
+def test_a_damaged_state_is_refused_whole(
+    matrices: TargetMatrices,
+    trajectories: list[Trajectory],
+    drafter: BlockDrafter,
+    name: str,
+    damage: Callable[[Tensor], Tensor] | None,
+) -> None:
+    trainer = Trainer(drafter, matrices, CONFIG)
+    first, second = batches(trajectories, 2)
+    trainer.step(first)
+    state = trainer.state_tensors()
+    damaged = state.pop(name)
+    if damage is not None:
+        state[name] = damage(damaged)
+    trainer.step(second)
+    before = weights(drafter)
+    with pytest.raises(AdaSpecError, match=r"norm\.weight"):
+        trainer.load_state_tensors(state, 1)
+    assert all(torch.equal(value, before[key]) for key, value in weights(drafter).items())
 
 
 def test_exports_have_the_published_types_and_restarting_forgets_moments(
