@@ -71,10 +71,9 @@ def _recording(base: type) -> type:
                 self.notes[name] = rows.unflatten(0, (-1, self.block_size)).clone()
             return output
 
-        def greedy_draft_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
-            drafted = super().greedy_draft_tokens(hidden)
-            self.notes["drafted"] = drafted.view(self.notes["ids"].shape[0], -1).clone()
-            return drafted
+        def _judge(self, batch: Any, logits_output: Any, tokens: torch.Tensor, *args: Any) -> Any:
+            self.notes["drafted"] = tokens[:, 1:].clone()
+            return super()._judge(batch, logits_output, tokens, *args)
 
         def _decode(self, batch: Any, *args: Any) -> Any:
             result = super()._decode(batch, *args)

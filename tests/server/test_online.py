@@ -3,122 +3,41 @@
 Outputs must be the target's before, during and after swaps, whatever happens to the learner.
 """
 
-import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 
-from adaspec.drafters.checkpoint import read_tensors
 from adaspec.feedback import FeedbackReceiver, RollbackRecord, open_channel
 from adaspec.load.launch import ServerSpec, free_port, start_server
-from adaspec.versions import Provenance, VersionStore, VersionWriter, open_writer
+from adaspec.versions import VersionStore, open_writer
 from tests.server.fitted_drafter import write_fitted_drafter
 from tests.server.instrumented import command
 from tests.server.launch import Server
-from tests.server.recording_server import RECORDS_VARIABLE, DraftPass, read_passes
+from tests.server.online_loop import (
+    LENGTH,
+    Learner,
+    generate,
+    metric,
+    publish,
+    recorded_passes,
+    recording_spec,
+    swaps,
+    wait_for,
+    write_server_config,
+)
+from tests.server.recording_server import DraftPass
 from tests.server.reference import ReferenceModel
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
 RECORDER = "tests.server.recording_server"
 PROMPTS = [[5, 40 + i, 90 - i, 17, 33 + 2 * i] for i in range(12)]
-LENGTH = 32
-
-
-def write_server_config(directory: Path, refresh_share: float) -> Path:
-    config = directory / "adaspec.toml"
-    config.write_text(
-        f"[tap]\nenabled = true\nrefresh_share = {refresh_share}\n"
-        f'[channel]\ndirectory = "{directory / "channel"}"\nstore = "{directory / "store"}"\n'
-        "[watch]\nwindow_tokens = 2000\n"
-    )
-    return config
-
-
-def generate(server: Server, prompt: list[int], rid: str | None = None) -> dict:
-    sampling = {"temperature": 0, "max_new_tokens": LENGTH, "ignore_eos": True}
-    named = {} if rid is None else {"rid": rid}
-    return server.generate(input_ids=prompt, sampling_params=sampling, **named)
-
-
-def swaps(server: Server) -> list[tuple[int, int]]:
-    """(before, after) of every swap in the server's log."""
-    found = re.findall(r"drafter swapped from version (\d+) to (\d+)", server.log())
-    return [(int(before), int(after)) for before, after in found]
-
-
-def metric(server: Server, name: str, **labels: str) -> float:
-    """A value of the server's Prometheus endpoint, 0 if it is not there yet."""
-    text = httpx.get(f"{server.url}/metrics/", timeout=30.0).text
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == name and labels.items() <= sample.labels.items():
-                return sample.value
-    return 0.0
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.05)
-
-
-@dataclass
-class Learner:
-    """`adaspec learn` in a process of its own, which may be killed and started again."""
-
-    drafter: Path
-    target: Path
-    directory: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def start(self) -> None:
-        config = self.directory / "learn.toml"
-        config.write_text(
-            "save_seconds = 0.5\n"
-            "[process]\nnice = 0\n"
-            "[replay]\nheld_back = 0.3\n"
-            "[batch]\ntrajectories = 2\nblocks = 12\npasses = 40.0\n"
-            "[optimiser]\nlearning_rate = 5e-3\n"
-            "[gate]\nevery_steps = 30\nmin_requests = 4\nmax_requests = 12\npasses = 8\n"
-        )
-        options = {"drafter": self.drafter, "target": self.target, "config": config}
-        options |= {"store": self.directory / "store", "channel": self.directory / "channel"}
-        words = [word for name, path in options.items() for word in (f"--{name}", str(path))]
-        with (self.directory / "learner.log").open("ab") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "adaspec.cli.main", "learn", *words],
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
-                    stdout=log,
-                    stderr=log,
-                )
-            )
-
-    def end(self, number: int) -> int:
-        self.processes[-1].send_signal(number)
-        return self.processes[-1].wait(60)
-
-    def log(self) -> str:
-        return (self.directory / "learner.log").read_text()
-
-    def close(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+WATCH = "[watch]\nwindow_tokens = 2000\n"
 
 
 @pytest.fixture
@@ -135,7 +54,7 @@ def server(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> Iterator[Se
         port=free_port(),
         drafter=str(tiny_drafter),
         dtype="float32",
-        config=write_server_config(tmp_path, refresh_share=0.3),
+        config=write_server_config(tmp_path, refresh_share=0.3, more=WATCH),
         extra=("--enable-metrics",),
     )
     log = tmp_path / "server.log"
@@ -234,46 +153,12 @@ def rollback_notice(channel: Path, lineage: str) -> RollbackRecord:
     raise AssertionError("no roll-back was told")
 
 
-def publish(writer: VersionWriter, drafter: Path) -> int:
-    """A version with all weights changed a little, those of the context too."""
-    generator = torch.Generator().manual_seed(5)
-    tensors = {
-        name: t + 0.02 * torch.randn(t.shape, generator=generator)
-        for name, t in read_tensors(drafter).items()
-    }
-    provenance = Provenance(
-        parent=0, mode="full", objective="", optimiser="", steps=1, tokens_seen=1, gate=None
-    )
-    number = writer.add(tensors, provenance).number
-    writer.point(number, "published by a test")
-    return number
-
-
 def record(
-    target: Path, drafter: Path, directory: Path, config: Path, change: Callable[[Server], None]
+    target: Path, drafter: Path, directory: Path, config: Path, change: Callable[[Server], object]
 ) -> tuple[list[DraftPass], int]:
-    """Every draft pass of a few requests after a change of the running server, and the tokens of
-    an earlier request that the first of them found in the prefix cache.
-    """
-    records = directory / "records"
-    records.mkdir(parents=True)
-    spec = ServerSpec(
-        target=str(target),
-        port=free_port(),
-        drafter=str(drafter),
-        dtype="float32",
-        config=config,
-        extra=("--skip-server-warmup",),
-        environment={RECORDS_VARIABLE: str(records)},
-    )
+    """`recorded_passes` of a server of its own."""
+    spec = recording_spec(target, drafter, directory, config)
     log = directory / "server.log"
     with start_server(spec, log=log, command=command(spec, RECORDER)) as process:
         process.wait_until_healthy(300)
-        server = Server(process.url, log)
-        generate(server, PROMPTS[0], "before")
-        change(server)
-        cached = generate(server, PROMPTS[0], "after")["meta_info"]["cached_tokens"]
-        server.flush_cache()
-        for i, prompt in enumerate(PROMPTS[:4]):
-            generate(server, prompt, f"recorded-{i}")
-    return [step for step in read_passes(records) if "recorded" in step.request[0]], cached
+        return recorded_passes(Server(process.url, log), directory, PROMPTS[:4], change)
