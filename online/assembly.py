@@ -46,14 +46,23 @@ class Assembler:
     Attributes:
         counters: ``completed`` trajectories and what was lost: ``gaps`` (a record was missing),
             ``orphans`` (records of unknown requests), ``unknown-prefixes`` (requests), ``misfits``
-            (records that contradict the drafter or their own request), ``evicted`` and ``short``
-            (requests), ``restarted`` (requests that the server retracted).
+            (records that contradict the drafter or their own request), ``evicted``, ``short`` and
+            ``too-long`` (requests), ``restarted`` (requests that the server retracted).
+
+    Args:
+        max_context: positions that are used of a trajectory; a request whose response begins behind
+            them is dropped. None: all are.
     """
 
     def __init__(
-        self, config: IntakeSection, drafter: DrafterConfig, target: TargetMatrices
+        self,
+        config: IntakeSection,
+        drafter: DrafterConfig,
+        target: TargetMatrices,
+        max_context: int | None = None,
     ) -> None:
         self._capacity = config.open_bytes
+        self._max_context = max_context
         self._drafter = drafter
         self._target = target
         self._prefixes = PrefixStore(config.prefix_bytes)
@@ -120,12 +129,13 @@ class Assembler:
         state.tokens[state.rows :] = record.token_ids.tolist()
         state.taps.append(record.taps)
         state.rows += record.taps.shape[0]
-        state.teacher.append(record.committed_teacher())
+        teacher = record.committed_teacher()
+        state.teacher.append(teacher)
         state.blocks += [
             DraftedBlock(anchor, accepted, length, record.version)
             for anchor, length, accepted, _ in record.steps()
         ]
-        self._grow(state, record.taps.nbytes)
+        self._grow(state, record.taps.nbytes + teacher.nbytes)
 
     def _fits(self, record: ContextRecord | BlockRecord) -> bool:
         """Whether the record is about this drafter and holds no nonsense."""
@@ -169,6 +179,9 @@ class Assembler:
             return []
         taps = torch.cat(state.taps)[:rows]
         self._prefixes.insert(state.tokens, taps)
+        if self._max_context is not None and state.prompt_length >= self._max_context:
+            self.counters["too-long"] += 1
+            return []
         responded = slice(0, rows - state.prompt_length)
         teacher = concatenate_teachers(state.teacher).select(responded)
         return [

@@ -96,7 +96,7 @@ class Learner:
         self._next_status = self._next_save = time.monotonic()
         self._intake = Intake(
             FeedbackReceiver(channel.feedback, self._writer.lineage),
-            Assembler(config.intake, network, matrices),
+            Assembler(config.intake, network, matrices, config.batch.max_context),
             self._replay,
         )
 

@@ -1,12 +1,14 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from adaspec.drafters.network import BlockDrafter
 from adaspec.feedback import BlockRecord, ContextRecord, EndRecord, Record, TopKTeacher
 from online.assembly import Assembler
-from online.config import IntakeSection
+from online.batch import sample_blocks
+from online.config import BatchSection, IntakeSection
 from online.target import TargetMatrices
 from online.trajectory import Trajectory
 from tests.online.world import DRAFTER, Request, TinyTarget, captures, records_of, teacher_of
@@ -196,6 +198,21 @@ def test_open_requests_are_bounded_in_memory(
         feed(assembler, records_of(captures(request, drafter, target))[:-1])  # never ends
     assert assembler.counters["evicted"] >= len(requests) - 4 > 0
     assert assembler._open_bytes <= open_bytes
+
+
+def test_a_response_behind_the_longest_context_is_counted_and_left_out(
+    matrices: TargetMatrices, requests: list[Request], drafter: BlockDrafter, target: TinyTarget
+) -> None:
+    length = requests[0].prompt_length
+    for max_context, used in ((length, 0), (length + 1, 1)):
+        assembler = Assembler(IntakeSection(), DRAFTER, matrices, max_context)
+        found = feed(assembler, records_of(captures(requests[0], drafter, target)))
+        assert len(found) == used
+        assert assembler.counters["too-long"] == 1 - used
+        config = BatchSection(max_context=max_context)
+        for trajectory in found:
+            rng = np.random.default_rng(0)
+            assert sample_blocks(trajectory, config, DRAFTER.block_size, 7.0, rng).tokens > 0
 
 
 def test_records_of_unknown_requests_are_counted(assembler: Assembler) -> None:
