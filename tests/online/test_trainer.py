@@ -9,14 +9,13 @@ from torch import Tensor
 from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
 from adaspec.versions import is_context_weight
-from online.assembly import Assembler
 from online.batch import BlockBatch, sample_blocks
-from online.config import BatchSection, IntakeSection, LearnConfig, OptimiserSection
+from online.config import BatchSection, LearnConfig, OptimiserSection
 from online.evaluator import Evaluator
 from online.target import TargetMatrices
 from online.trainer import Trainer
 from online.trajectory import Trajectory
-from tests.online.world import DRAFTER, Request, TinyTarget, captures, records_of
+from tests.online.world import DRAFTER
 
 CONFIG = LearnConfig(
     batch=BatchSection(trajectories=4, blocks=12),
@@ -60,26 +59,6 @@ def test_the_loss_falls_and_only_trained_weights_move(
     }
     expected = {n for n in before if mode == "full" or not is_context_weight(n)}
     assert moved == expected
-
-
-def test_both_teachers_train_the_same_way(
-    requests: list[Request], target: TinyTarget, matrices: TargetMatrices, drafter: BlockDrafter
-) -> None:
-    """A step from the largest logits of the same feedback, and one from its hidden states."""
-    before, moves = weights(drafter), []
-    for kind in ("top-k", "hidden"):
-        assembler = Assembler(IntakeSection(), DRAFTER, matrices)
-        records = [r for req in requests for r in records_of(captures(req, drafter, target, kind))]
-        assembled = [t for record in records for t in assembler.add(record)]
-        trainer = Trainer(drafter, matrices, CONFIG)
-        trainer.restart_from(before)
-        for batch in batches(assembled, 5):
-            assert trainer.step(batch).applied
-        after = weights(drafter)
-        moves.append(torch.cat([(after[name] - before[name]).flatten() for name in before]))
-        trainer.restart_from(before)
-    assert torch.cosine_similarity(*moves, dim=0) > 0.9
-    assert not torch.equal(*moves)
 
 
 def test_the_reported_loss_is_the_mix_of_its_parts(
