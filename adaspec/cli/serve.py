@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from adaspec.cli.serve_online import LearnerProcess, running_learner
+from adaspec.cli.learner_keeper import LearnerKeeper, Patience
 from adaspec.cli.serve_plan import ServeOptions, ServePlan, plan_server
 from adaspec.errors import AdaSpecError
 from adaspec.load.client import Sampling, stream_chat
@@ -23,7 +22,6 @@ from adaspec.load.launch import ServerProcess, check_port_is_free, start_server
 from adaspec.target.smollm2 import cache_directory
 
 _SAY = Sampling(max_tokens=256)
-_LEARNER_POLL_S = 1.0
 
 
 def serve(
@@ -44,6 +42,10 @@ def serve(
     learn_config: Annotated[
         Path | None, typer.Option(help="The learner's configuration (TOML); with --online.")
     ] = None,
+    learner_silence: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds of silence after which a learner is started again."),
+    ] = Patience.silence,
     config: Annotated[Path | None, typer.Option(help="AdaSpec configuration (TOML).")] = None,
     dtype: Annotated[str | None, typer.Option(help="SGLang's --dtype.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -81,12 +83,19 @@ def serve(
     for sentence in (*plan.sentences, f"Log: {log_file or 'this terminal'}"):
         console.print(escape(sentence))
     with contextlib.ExitStack() as stack:
-        learner = None
+        keeper = None
         if plan.learner is not None:
             learner_log = log_file and log_file.with_suffix(".learner.log")
             console.print(escape(f"Learner's log: {learner_log or 'this terminal'}"))
-            learner = stack.enter_context(running_learner(plan.learner, learner_log))
-        raise typer.Exit(_run(console, plan, log_file, say, start_timeout, learner))
+            keeper = LearnerKeeper(
+                plan.learner.command,
+                plan.learner.status,
+                learner_log,
+                lambda sentence: console.print(escape(sentence)),
+                Patience(silence=learner_silence),
+            )
+            stack.enter_context(keeper)
+        raise typer.Exit(_run(console, plan, log_file, say, start_timeout, keeper))
 
 
 def _plan(console: Console, options: ServeOptions) -> ServePlan:
@@ -121,14 +130,14 @@ def _run(
     log: Path | None,
     say: str | None,
     start_timeout_s: float,
-    learner: LearnerProcess | None,
+    keeper: LearnerKeeper | None,
 ) -> int:
     """Start the server, talk to it once if asked, and stay until it ends; returns the exit code."""
     started = time.monotonic()
     # In the terminal's process group, so that whoever kills the group leaves no server behind.
     with (
         start_server(plan.spec, log=log, own_group=False) as server,
-        _stop_on_signal(server) as stop,
+        _stop_on_signal(server, keeper) as stop,
     ):
         try:
             with console.status("Starting SGLang") as status:
@@ -143,18 +152,9 @@ def _run(
         except AdaSpecError:
             if not stop.requested:
                 raise
-        code = _wait(console, server, learner)
+        code = server.process.wait()
     # A child ended by signal N reports -N; a shell expects 128 + N.
     return 0 if stop.requested else code if code >= 0 else 128 - code
-
-
-def _wait(console: Console, server: ServerProcess, learner: LearnerProcess | None) -> int:
-    """The server's exit code, once it has one; says so if the learner ends before."""
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return server.process.wait(_LEARNER_POLL_S if learner is not None else None)
-        if learner is not None and (news := learner.news()):
-            console.print(escape(news))
 
 
 def _answer(console: Console, url: str, prompt: str) -> None:
@@ -195,9 +195,10 @@ def _how_to_call(url: str) -> str:
 class _Stop:
     """Turns the first SIGINT or SIGTERM into a request to drain; the second kills the server."""
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: ServerProcess, keeper: LearnerKeeper | None) -> None:
         self.requested = False
         self._server = server
+        self._keeper = keeper
 
     def __call__(self, signal_number: int, frame: FrameType | None) -> None:
         # SIGTERM in either case: a terminal has sent its Ctrl-C to the whole group already, and
@@ -207,11 +208,13 @@ class _Stop:
         else:
             self.requested = True
             self._server.process.terminate()
+            if self._keeper is not None:
+                self._keeper.ask_to_stop()
 
 
 @contextlib.contextmanager
-def _stop_on_signal(server: ServerProcess) -> Iterator[_Stop]:
-    stop = _Stop(server)
+def _stop_on_signal(server: ServerProcess, keeper: LearnerKeeper | None) -> Iterator[_Stop]:
+    stop = _Stop(server, keeper)
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop

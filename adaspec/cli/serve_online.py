@@ -1,11 +1,6 @@
 """`adaspec serve --online`: a learner beside the server, and the channel between them."""
 
-import contextlib
-import ctypes
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +10,6 @@ from adaspec.config import AdaSpecConfig, write_config
 from adaspec.errors import AdaSpecError
 from adaspec.target.smollm2 import cache_directory
 
-_STOP_GRACE_S = 15.0
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
 
 @dataclass(frozen=True, kw_only=True)
 class OnlinePlan:
@@ -26,11 +18,13 @@ class OnlinePlan:
     Attributes:
         config: the server's configuration, completed and written to a file.
         command: the learner's.
+        status: endpoint of its status stream.
         sentences: what the user should know.
     """
 
     config: Path
     command: tuple[str, ...]
+    status: str
     sentences: tuple[str, ...]
 
 
@@ -75,7 +69,7 @@ def plan_online(
             f"cannot write {file} ({error.strerror}); set ADASPEC_CACHE to a directory you can "
             "write to."
         ) from error
-    open_channel(Path(str(channel.directory)))
+    status = open_channel(Path(str(channel.directory))).status
     command = [sys.executable, "-m", "online", "--drafter", str(drafter), "--target", target]
     command += ["--store", str(channel.store), "--channel", str(channel.directory)]
     if learn_config is not None:
@@ -83,60 +77,6 @@ def plan_online(
     return OnlinePlan(
         config=file,
         command=tuple(command),
+        status=status,
         sentences=(f"Learner: versions go to {channel.store}",),
     )
-
-
-class LearnerProcess:
-    """A learner started beside a server; the server does not depend on it."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self._told = False
-
-    def news(self) -> str | None:
-        """One sentence, once, if the learner has failed."""
-        code = self._process.poll()
-        if not code or self._told:
-            return None
-        self._told = True
-        return (
-            f"The learner has ended with code {code} (its log says why); the server goes on with "
-            "the version it has."
-        )
-
-    def stop(self) -> None:
-        """Ask it to save its state and leave; kill it if it does not."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_GRACE_S)
-        self._process.kill()
-        self._process.wait()
-
-
-@contextlib.contextmanager
-def running_learner(command: tuple[str, ...], log: Path | None) -> Iterator[LearnerProcess]:
-    """A learner for the length of a ``with`` block.
-
-    Args:
-        command: `OnlinePlan.command`.
-        log: file that receives its output; ``None`` for the terminal.
-    """
-    with contextlib.ExitStack() as stack:
-        output = None if log is None else stack.enter_context(log.open("wb"))
-        learner = LearnerProcess(
-            subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT if output is not None else None,
-                preexec_fn=_end_with_parent,
-            )
-        )
-        stack.callback(learner.stop)
-        yield learner
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

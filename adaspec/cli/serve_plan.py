@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import adaspec
-from adaspec.cli.serve_online import plan_online
+from adaspec.cli.serve_online import OnlinePlan, plan_online
 from adaspec.config import CONFIG_ENVIRONMENT_VARIABLE, AdaSpecConfig, load_config
 from adaspec.errors import AdaSpecError
 from adaspec.load.launch import ServerSpec
@@ -55,11 +55,11 @@ class ServePlan:
     """A server ready to be started, and the plain sentences that describe it.
 
     Attributes:
-        learner: command of the learner to start beside it; ``None`` for no learner.
+        learner: the one to start beside it; ``None`` for no learner.
     """
 
     spec: ServerSpec
-    learner: tuple[str, ...] | None
+    learner: OnlinePlan | None
     sentences: tuple[str, ...]
 
 
@@ -85,9 +85,9 @@ def plan_server(options: ServeOptions, progress: Callable[[str], None]) -> Serve
         sentences.append(_drafter_sentence(drafter, target, config))
     learner = None
     if options.online and drafter is not None:
-        plan = plan_online(config, drafter, target, options.learn_config, options.port)
-        config_file, learner = plan.config, plan.command
-        sentences += plan.sentences
+        learner = plan_online(config, drafter, target, options.learn_config, options.port)
+        config_file = learner.config
+        sentences += learner.sentences
     sentences.append(_device_sentence())
     spec = ServerSpec(
         target=target,

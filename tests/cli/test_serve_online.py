@@ -1,6 +1,7 @@
 """`adaspec serve --online`: a real learner beside a stand-in server."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -9,12 +10,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from adaspec.cli.serve_plan import plan_server
 from adaspec.config import load_config
+from adaspec.drafters.checkpoint import save_drafter
+from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
 from adaspec.load.launch import free_port
+from tests.cli.test_learner_keeper import wait_for
 from tests.cli.test_serve import options, read_until, start
+from tests.online.test_learner import Server, write_config
+from tests.online.world import DRAFTER, TinyTarget, save_target
 from tests.server.tiny_models import write_drafter, write_target
 
 
@@ -66,14 +73,53 @@ def test_both_start_and_both_stop(serving: subprocess.Popen[str], cache: Path) -
     assert "has ended" not in rest
 
 
-def test_the_server_outlives_its_learner(serving: subprocess.Popen[str], cache: Path) -> None:
+def test_the_server_outlives_its_learner_which_comes_back(
+    serving: subprocess.Popen[str], cache: Path
+) -> None:
     read_until(serving, "Ctrl-C stops")
-    learner_of(serving, cache).kill()
-    read_until(serving, "The learner has ended with code -9")
+    first = learner_of(serving, cache)
+    first.kill()
+    said = read_until(serving, "The learner has ended with code -9 and is started again in 1 s")
+    assert ".learner.log): " in said
     assert serving.poll() is None
+    wait_for(lambda: learner_of(serving, cache) != first)
     serving.send_signal(signal.SIGTERM)
-    serving.communicate(timeout=60)
+    rest, _ = serving.communicate(timeout=60)
     assert serving.returncode == 0
+    assert "has ended" not in rest
+
+
+def test_a_killed_learner_resumes_where_it_was(cache: Path) -> None:
+    """A simulated server's feedback, and the learner that the command keeps alive."""
+    target = save_target(cache / "target")
+    torch.manual_seed(1)
+    save_drafter(BlockDrafter(DRAFTER), cache / "drafter")
+    server = Server(cache, cache / "drafter", TinyTarget(target))
+    config = cache / "adaspec.toml"
+    config.write_text(
+        f'[channel]\ndirectory = "{server.channel_directory}"\nstore = "{server.store}"\n'
+    )
+    log = cache / "serve.log"
+    process = start(
+        cache, "--online", "--target", str(target), "--drafter", str(cache / "drafter"),
+        "--port", str(free_port()), "--config", str(config), "--log", str(log),
+        "--learn-config", str(write_config(cache / "learn.toml")),
+    )  # fmt: skip
+    try:
+        before = server.wait_for(lambda status: status.published >= 1)
+        psutil.Process(before.process).kill()
+        after = server.wait_for(lambda status: status.process not in (0, before.process))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+        server.close()
+    assert process.returncode == 0, said
+    assert "ended with code -9" in said
+    assert after.published >= 1
+    assert after.sequence >= before.sequence
+    resumed = re.search(r"resumed after (\d+) steps", log.with_suffix(".learner.log").read_text())
+    assert resumed is not None
+    assert int(resumed[1]) > 0
 
 
 def test_the_learner_does_not_outlive_a_killed_command(
@@ -102,7 +148,9 @@ def test_the_given_configuration_is_completed(
     assert config.channel.directory == "elsewhere"
     assert str(config.channel.store).startswith(str(cache))
     assert plan.learner is not None
-    assert plan.learner[plan.learner.index("--channel") + 1] == "elsewhere"
+    command = plan.learner.command
+    assert command[command.index("--channel") + 1] == "elsewhere"
+    assert plan.learner.status == f"ipc://{tmp_path}/elsewhere/status.sock"
 
 
 def test_a_hub_name_is_refused(pair: tuple[str, str]) -> None:
