@@ -14,7 +14,10 @@ import typer
 from adaspec.errors import AdaSpecError
 from adaspec.feedback import open_channel
 from online.config import LearnConfig, ProcessSection, load_learn_config
+from online.device import learning_device, limit_memory, plain_memory_errors
 from online.learner import Learner
+
+logger = logging.getLogger(__name__)
 
 
 def learn(
@@ -39,7 +42,8 @@ def learn(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask_to_stop)
-    Learner(drafter, target, store, open_channel(channel), settings).run(stop)
+    with plain_memory_errors(settings.process):
+        Learner(drafter, target, store, open_channel(channel), settings).run(stop)
 
 
 def _settle(process: ProcessSection) -> None:
@@ -58,10 +62,6 @@ def _settle(process: ProcessSection) -> None:
                 f"process.cpus {list(process.cpus)} names no CPU this process may use; choose from "
                 f"{sorted(os.sched_getaffinity(0))}."
             ) from None
-    if process.device != "cpu":
-        index = torch.device(process.device).index or 0
-        if index >= torch.cuda.device_count():
-            raise AdaSpecError(
-                f"process.device is {process.device}, but this machine has "
-                f"{torch.cuda.device_count()} CUDA GPUs; choose another or use cpu."
-            )
+    device = learning_device(process)
+    limit_memory(device, process)
+    logger.info("learning on %s", device)

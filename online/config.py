@@ -23,14 +23,16 @@ class ProcessSection(_Section, frozen=True, kw_only=True):
     """How the learner shares the machine.
 
     Attributes:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: ``cpu``, ``cuda`` or ``cuda:N``; ``auto`` is the first GPU, or the CPU without one.
+        gpu_bytes: cap of the learner's tensors on a GPU, which it may share with the server.
         threads: CPU threads for tensor work.
         nice: added to the process priority's niceness; 10 yields to any normal process.
         cpus: CPUs the learner may run on; empty for all.
         seed: of the sampling of trajectories and anchors.
     """
 
-    device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    gpu_bytes: Count = 4 << 30
     threads: Count = 1
     nice: Annotated[int, Meta(ge=0, le=19)] = 10
     cpus: tuple[Annotated[int, Meta(ge=0)], ...] = ()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
@@ -27,6 +26,7 @@ from adaspec.versions.manifest import describe
 from online.assembly import Assembler
 from online.batch import sample_blocks
 from online.config import LearnConfig
+from online.device import learning_device
 from online.evaluator import Evaluator
 from online.gate import judge
 from online.intake import Intake
@@ -73,7 +73,7 @@ class Learner:
         self, drafter: Path, target: Path, store: Path, channel: Channel, config: LearnConfig
     ) -> None:
         self._config = config
-        device = torch.device(config.process.device)
+        device = learning_device(config.process)
         self._writer = open_writer(store, drafter)
         self._base = self._writer.stage(BASE)
         network = self._writer.config
