@@ -1,6 +1,8 @@
-"""A decode step never waits for the GPU: the host prepares the next step while this one runs."""
+"""A decode step never waits for the GPU: the host prepares the next step while this one runs.
 
-from collections.abc import Iterator
+The online loop is on: its tap and its swaps must not wait either.
+"""
+
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -8,15 +10,16 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from adaspec.load.launch import ServerSpec, free_port, start_server
-from tests.gpu.conftest import PROMPTS, SERVER_ARGUMENTS
-from tests.gpu.watched_server import STEPS_VARIABLE, noted_waits, read_steps
-from tests.server.instrumented import command
+from adaspec.versions import open_writer
+from tests.gpu.conftest import PROMPTS
+from tests.gpu.fleet import Fleet
+from tests.gpu.watched_server import Step, noted_waits, read_steps
 from tests.server.launch import Server
+from tests.server.online_loop import generate, publish, swaps, wait_for
 
 pytestmark = pytest.mark.gpu
 
-LENGTH = 40
+LENGTH, LONG = 40, 1500
 REQUESTS = {
     "greedy": {},
     "sampled": {"temperature": 0.8},
@@ -30,29 +33,19 @@ REQUESTS = {
 class Watched(NamedTuple):
     server: Server
     steps: Path
+    directory: Path
 
 
-@pytest.fixture(scope="module", params=["graphs", "eager"])
-def watched(
-    request: pytest.FixtureRequest,
-    target: Path,
-    drafter: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Watched]:
-    directory = tmp_path_factory.mktemp("watched")
-    eager = ("--cuda-graph-backend-decode", "disabled") if request.param == "eager" else ()
-    spec = ServerSpec(
-        target=str(target),
-        port=free_port(),
-        drafter=str(drafter),
-        dtype="float32",
-        extra=(*SERVER_ARGUMENTS, *eager),
-        environment={STEPS_VARIABLE: str(directory / "steps.jsonl")},
-    )
-    log = directory / "server.log"
-    with start_server(spec, log=log, command=command(spec, "tests.gpu.watched_server")) as process:
-        process.wait_until_healthy(500)
-        yield Watched(Server(process.url, log), directory / "steps.jsonl")
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.servers(name))
+        for name in ("watched-graphs", "watched-eager")
+    ],
+)
+def watched(request: pytest.FixtureRequest, fleet: Fleet, places: Path) -> Watched:
+    directory = places / request.param
+    return Watched(fleet.server(request.param), directory / "steps.jsonl", directory)
 
 
 def send(server: Server, kind: str, label: str) -> None:
@@ -80,6 +73,26 @@ def test_no_decode_step_waits(watched: Watched, kind: str) -> None:
         if all(request.startswith(f"{kind}: then") for request in step.requests)
     ]
     assert len(steps) >= LENGTH / 6
+    refuse_waits(steps)
+
+
+def test_no_swap_waits(watched: Watched, drafter: Path) -> None:
+    writer = open_writer(watched.directory / "store", drafter)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(generate, watched.server, PROMPTS[0], "swapped", LONG)
+        wait_for(lambda: read_steps(watched.steps)[-1].requests == ["swapped"])
+        number = publish(writer, drafter)
+        answer.result()
+    writer.close()
+    assert swaps(watched.server) == [(0, number)]
+    wait_for(lambda: "is served as published" in watched.server.log())
+    steps = [step for step in read_steps(watched.steps) if step.requests == ["swapped"]]
+    first = next(i for i, step in enumerate(steps) if step.version == number)
+    assert first > 0  # between two steps of one request
+    refuse_waits(steps[: first + 1])
+
+
+def refuse_waits(steps: list[Step]) -> None:
     waits = [wait for step in steps for wait in step.waits]
     assert not waits, f"{len(waits)} waits in {len(steps)} steps, the first:\n{waits[0]}"
 

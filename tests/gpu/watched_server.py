@@ -4,6 +4,7 @@ inside its decode steps.
 
 import contextlib
 import os
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -19,10 +20,13 @@ STEPS_VARIABLE = "ADASPEC_TEST_STEPS"
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One decode step: the ids of its requests, and a stack for each time the host waited."""
+    """One decode step: the ids of its requests, a stack for each time the host waited, and the
+    drafter version that was live.
+    """
 
     requests: list[str]
     waits: list[str]
+    version: int
 
 
 def read_steps(path: Path) -> list[Step]:
@@ -32,14 +36,16 @@ def read_steps(path: Path) -> list[Step]:
 
 @contextlib.contextmanager
 def noted_waits() -> Iterator[list[str]]:
-    """Stacks of the synchronising CUDA operations PyTorch sees in this block.
+    """Stacks of the synchronising CUDA operations PyTorch sees this thread do in this block.
 
     It does not see ``Event.synchronize``, with which SGLang waits for results on purpose.
     """
     waits: list[str] = []
+    thread = threading.get_ident()
 
     def note(message: Warning | str, *_: Any, **__: Any) -> None:
-        if "synchronizing CUDA operation" in str(message):
+        ours = threading.get_ident() == thread
+        if ours and "synchronizing CUDA operation" in str(message):
             waits.append("".join(traceback.format_stack(limit=10)))
 
     with warnings.catch_warnings():
@@ -59,10 +65,12 @@ def run_watched_scheduler(*args: Any, **kwargs: Any) -> None:
 
 def _watched(base: type) -> type:
     class WatchedWorker(base):  # type: ignore[misc]
-        def _decode(self, batch: Any, *args: Any) -> Any:
+        def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+                return super().forward_batch_generation(batch, *args, **kwargs)
             with noted_waits() as waits:
-                result = super()._decode(batch, *args)
-            step = Step([req.rid for req in batch.reqs], waits)
+                result = super().forward_batch_generation(batch, *args, **kwargs)
+            step = Step([req.rid for req in batch.reqs], waits, self.online.version)
             with Path(os.environ[STEPS_VARIABLE]).open("ab") as file:
                 file.write(msgspec.json.encode(step) + b"\n")
             return result

@@ -46,8 +46,9 @@ class Server:
         return self.post("/generate", **body)
 
     def flush_cache(self) -> None:
-        """Drop the prefix cache; the server must be idle."""
-        httpx.post(f"{self.url}/flush_cache", timeout=30.0).raise_for_status()
+        """Drop the prefix cache, once the server is idle."""
+        wait = {"timeout": 20}
+        httpx.post(f"{self.url}/flush_cache", params=wait, timeout=30.0).raise_for_status()
 
 
 @contextmanager
