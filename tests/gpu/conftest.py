@@ -72,13 +72,14 @@ def version(writer: VersionWriter, drafter: Path) -> int:
 def fleet(_needs_cuda: None, request: pytest.FixtureRequest, places: Path) -> Iterator[Fleet]:
     """The servers that the selected tests talk to."""
     markers = [m for item in request.session.items for m in item.iter_markers("servers")]
-    names = sorted({name for marker in markers for name in marker.args})
+    # Those of SmolLM2 last: its file may have to be unpacked first.
+    names = {name for marker in markers for name in marker.args}
     running = Fleet(places)
     try:
         if names:
             parts = ("target", "drafter", "places", "writer", "version")
             catalogue = Catalogue(*map(request.getfixturevalue, parts))
-            for name in names:
+            for name in sorted(names, key=lambda name: (name.startswith("smollm2"), name)):
                 running.start(name, catalogue.launch(name))
         yield running
     finally:
