@@ -7,7 +7,7 @@ impossible values are refused at start with the key and the file named.
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,23 +18,77 @@ CONFIG_ENVIRONMENT_VARIABLE = "ADASPEC_CONFIG"
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0.0)]
+NotNegativeFloat = Annotated[float, msgspec.Meta(ge=0.0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+PositiveShare = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+
+
+class EmaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy ``ema``.
+
+    Attributes:
+        weight: of the newest step in the average of accepted drafts.
+        margin: tokens verified beyond the average and the anchor.
+    """
+
+    weight: PositiveShare = 0.1
+    margin: NotNegativeFloat = 2.0
+
+
+class AdaFlashConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy ``adaflash``: the drafter's length head decides, as in AdaFlash.
+
+    Attributes:
+        rate: factor on the head's share of the block (``THRESHOLD_RATE``).
+        minimum: shortest length in tokens, the anchor included (``CANDIDATE_LEN_MIN``).
+        ema: weight of the newest step in the average length of the batch.
+        from_batch: requests from which the head is used; with fewer the whole block is verified.
+    """
+
+    rate: PositiveFloat = 1.0
+    minimum: PositiveInt = 1
+    ema: PositiveShare = 0.3
+    from_batch: PositiveInt = 1
+
+
+class GoodputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy ``goodput``.
+
+    Attributes:
+        exploration: share of time that steps may lose which are taken to learn from.
+    """
+
+    exploration: Annotated[float, msgspec.Meta(ge=0.0, le=0.1)] = 0.005
 
 
 class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many tokens of a draft block the target verifies.
 
     Attributes:
-        policy: ``fixed``: the same verify length for every request and step.
-        length: tokens verified per request and step, the anchor included (1 is plain decoding with
-            no draft pass). ``None`` verifies the drafter's whole block.
+        policy: ``fixed``: the same verify length for every request and step; ``ema``: by the
+            average of accepted drafts; ``adaflash``: by the drafter's length head; ``goodput``: by
+            expected commits over expected time.
+        length: of ``fixed``: tokens verified per request and step, the anchor included (1 is plain
+            decoding with no draft pass). ``None`` verifies the drafter's whole block.
+        ema: settings of that policy; adaflash, goodput: likewise.
     """
 
-    policy: Literal["fixed"] = "fixed"
+    policy: Literal["fixed", "ema", "adaflash", "goodput"] = "fixed"
     length: PositiveInt | None = None
+    ema: EmaConfig = EmaConfig()
+    adaflash: AdaFlashConfig = AdaFlashConfig()
+    goodput: GoodputConfig = GoodputConfig()
+
+    def __post_init__(self) -> None:
+        """Refuse a length that nothing would read; msgspec reports the ``ValueError``."""
+        if self.length is not None and self.policy != "fixed":
+            raise ValueError(
+                f'the policy "{self.policy}" chooses the length itself: leave out `verify.length`, '
+                'or set `verify.policy` to "fixed"'
+            )
 
     def width(self, block_size: int) -> int:
-        """Verify length in tokens, anchor included, for a drafter with this block size.
+        """Longest verify length in tokens, anchor included, for a drafter with this block size.
 
         Raises:
             AdaSpecError: if the configured length is longer than the block.
@@ -102,6 +156,7 @@ class WatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     window_tokens: Annotated[int, msgspec.Meta(ge=0)] = 8192
     max_fall: Share = 0.05
     confidence: Annotated[float, msgspec.Meta(ge=0.5, lt=1.0)] = 0.99
+    control_share: Annotated[float, msgspec.Meta(ge=0.0, le=0.5)] = 1 / 32
 
 
 class AdaSpecConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,16 +196,23 @@ def write_config(config: AdaSpecConfig, path: Path) -> None:
     Raises:
         OSError: if the file cannot be written.
     """
-    lines = []
+    lines: list[str] = []
     for section, values in msgspec.to_builtins(config).items():
-        lines.append(f"[{section}]")
-        # Strings, numbers and booleans are written alike in JSON and TOML.
-        lines += [
-            f"{key} = {json.dumps(value, ensure_ascii=False)}"
-            for key, value in values.items()
-            if value is not None
-        ]
+        lines += _toml_table(section, values)
     path.write_text("\n".join(lines) + "\n")
+
+
+def _toml_table(name: str, values: dict[str, Any]) -> list[str]:
+    # Strings, numbers and booleans are written alike in JSON and TOML.
+    lines = [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        for key, value in values.items()
+        if value is not None and not isinstance(value, dict)
+    ]
+    for key, value in values.items():
+        if isinstance(value, dict):
+            lines += _toml_table(f"{name}.{key}", value)
+    return [f"[{name}]", *lines]
 
 
 def config_from_environment() -> AdaSpecConfig:

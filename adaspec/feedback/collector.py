@@ -258,13 +258,14 @@ class FeedbackCollector:
                 state.token_ids.append(chains[i][0])
             committed = accepted[i] + 1
             rows = committed if self._teacher_rows == "committed" else lengths[i]
-            first = i * width
-            teacher = capture.teacher.select(slice(first, first + rows))
+            # Copies: a view would hold the pinned memory of the whole batch until the record is
+            # made.
+            teacher = capture.teacher.select(torch.arange(i * width, i * width + rows))
             state.verify_lengths.append(lengths[i])
             state.accepted.append(accepted[i])
             state.token_ids += [*chains[i][1:committed], bonus[i]]
             state.drafts += chains[i][1 : lengths[i]]
-            state.taps.append(capture.taps[i, :committed])
+            state.taps.append(capture.taps[i, :committed].clone())
             state.teacher.append(teacher)
             if len(state.verify_lengths) >= self._steps_per_record:
                 self._open[request] = self._flush(request, state)

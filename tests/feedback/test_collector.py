@@ -1,10 +1,12 @@
 """The collector must give back, request by request, exactly what the batches held."""
 
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,6 +86,25 @@ def chained(first: StepCapture, second: StepCapture) -> StepCapture:
     tokens = second.tokens.clone()
     tokens[:, 0] = first.bonus
     return replace(second, tokens=tokens, anchors=first.anchors + first.accepted + 1)
+
+
+def test_the_memory_of_a_batch_is_let_go_before_its_steps_are_joined(stream: Stream) -> None:
+    taps, states = np.ones((2, WIDTH, TAPS), "f4"), np.ones((2 * WIDTH, HIDDEN), "f4")
+    held = [weakref.ref(taps), weakref.ref(states)]
+    first = replace(
+        step(["a", "b"], [1, 1], [2, 0]),
+        taps=torch.from_numpy(taps),
+        teacher=HiddenTeacher(torch.from_numpy(states)),
+    )
+    del taps, states
+    prompts = PrefillCapture(["a", "b"], 0, [[1], [2]], [0, 0], torch.randn(2, TAPS))
+    for capture in (prompts, first, EndCapture("b", 3)):
+        stream.collector.submit(capture)
+    del first, capture
+    assert len(stream.until_end_of("b")["b"]) == 3
+    assert [reference() for reference in held] == [None, None]
+    stream.collector.submit(EndCapture("a", 5))
+    assert len(stream.until_end_of("a")["a"]) == 2
 
 
 def test_batches_become_records_of_single_requests(stream: Stream) -> None:

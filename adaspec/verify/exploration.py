@@ -1,0 +1,72 @@
+"""Steps taken for what they teach, paid from a fixed share of time."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Arm = Literal["plain", "draft", "longer"]
+
+_FIRST_INTERVAL = 16  # steps
+_LONGEST_INTERVAL = 512
+_BURST = 4  # steps: one alone says little, and the first of a kind after a while is untypical
+_MOST_CREDIT_STEPS = 2048  # of saved-up time, so that a quiet hour is not spent at once
+
+
+@dataclass
+class _Tried:
+    last: int = 0
+    interval: int = _FIRST_INTERVAL
+    left: int = 0  # steps of the running burst
+
+
+class Exploration:
+    """Decides when a step may be spent on something that does not look best.
+
+    Every step earns ``share`` of its expected time; an exploratory step is paid with the time it is
+    expected to lose against the best plan. So exploration costs at most ``share`` of all time, as
+    far as the expectations hold. What was tried is tried again after intervals that double.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._credit = 0.0
+        self._steps = 0
+        self._arms: dict[Arm, _Tried] = {arm: _Tried() for arm in ("plain", "draft", "longer")}
+
+    @property
+    def credit(self) -> float:
+        """Seconds that may be lost."""
+        return self._credit
+
+    def earn(self, seconds: float) -> None:
+        """Count a step of which the best plan takes ``seconds``."""
+        self._steps += 1
+        limit = self._share * _MOST_CREDIT_STEPS * seconds
+        self._credit = min(self._credit + self._share * seconds, max(limit, self._credit))
+
+    def is_due(self, arm: Arm) -> bool:
+        """Whether enough steps have passed to try ``arm`` again."""
+        tried = self._arms[arm]
+        return tried.left > 0 or self._steps - tried.last >= tried.interval
+
+    def pay(self, arm: Arm, loss: float) -> bool:
+        """Try ``arm``, if it is due and its expected loss in seconds can be afforded."""
+        tried = self._arms[arm]
+        if tried.left == 0:
+            if not self.is_due(arm) or self._credit < _BURST * loss:
+                return False
+            tried.left = _BURST
+            tried.interval = min(2 * tried.interval, _LONGEST_INTERVAL)
+        tried.left -= 1
+        tried.last = self._steps
+        self._credit -= max(loss, 0.0)
+        return True
+
+    def chosen(self, arm: Arm) -> None:
+        """``arm`` is what looks best now: it needs no trial."""
+        tried = self._arms[arm]
+        tried.last, tried.interval, tried.left = self._steps, _FIRST_INTERVAL, 0
+
+    def restart(self) -> None:
+        """Something has changed: try everything soon."""
+        for tried in self._arms.values():
+            tried.interval = _FIRST_INTERVAL

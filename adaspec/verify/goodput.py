@@ -1,0 +1,142 @@
+"""The policy that maximises committed tokens per second from what it learns while serving."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from adaspec.config import GoodputConfig
+from adaspec.verify.allocation import allocate, uniform_lengths
+from adaspec.verify.calibration import CalibrationReport
+from adaspec.verify.cost import CostModel, CostSample, CostTable
+from adaspec.verify.planner import GoodputPlanner
+from adaspec.verify.step import (
+    Allocation,
+    DraftSignals,
+    StepLoad,
+    StepOutcome,
+    StepPlan,
+    VerifyShapes,
+)
+from adaspec.verify.survival import GREEDY, SAMPLED, DeviceSurvival, SurvivalModel
+from adaspec.verify.traffic import Traffic
+
+_FIRST_FITS = 8  # of the acceptance, before plain decoding may win
+
+
+@dataclass(frozen=True)
+class GoodputState:
+    """What the policy knows, for metrics.
+
+    Attributes:
+        cost: the table of step times.
+        greedy: calibration of the acceptance of greedy requests; sampled: of the others.
+        exploration_credit: seconds that exploratory steps may still lose.
+    """
+
+    cost: CostTable
+    greedy: CalibrationReport
+    sampled: CalibrationReport
+    exploration_credit: float
+
+
+class GoodputPolicy:
+    """Survival of the drafts times a live table of step times, maximised over the batch.
+
+    `plan` chooses the number of tokens from what the same requests' drafts were like lately,
+    `allocate` shares it out by what these drafts are like. Where drafts are in host memory, it also
+    chooses the number anew. Not thread-safe; all calls come from the scheduler's thread.
+
+    The decisions depend on measured times, so with tensor parallelism one rank plans and tells the
+    others ``drafted`` and ``tokens``; the allocation is the same on every rank by itself.
+    """
+
+    reads_length_ratio = False
+
+    def __init__(
+        self,
+        config: GoodputConfig,
+        shapes: VerifyShapes,
+        device: torch.device,
+        has_confidence: bool = True,
+    ) -> None:
+        drafts = shapes.block_size - 1
+        self.reads_log_probs = has_confidence
+        self.survival = SurvivalModel(drafts, has_confidence)
+        self.cost = CostModel(shapes.block_size, shapes.max_batch)
+        self._shapes = shapes
+        self._device = device
+        self._device_survival = DeviceSurvival(self.survival, device)
+        # Without confidences a request's expected survival is known from its newest row.
+        depth = {} if has_confidence else {"depth": 1}
+        self._traffic = Traffic(drafts, shapes.max_batch, **depth)
+        self._planner = GoodputPlanner(shapes, self.cost, config.exploration)
+
+    def plan(self, load: StepLoad) -> StepPlan:
+        """See `VerifyPolicy`."""
+        expected = self._traffic.recent(self._traffic.admit(load.requests))
+        return self._planner.plan(load, expected, self.survival.fits >= _FIRST_FITS)
+
+    def allocate(self, plan: StepPlan, signals: DraftSignals) -> Allocation:
+        """See `VerifyPolicy`. Without log-probabilities, by position and history."""
+        batch, tokens = plan.load.batch, plan.tokens
+        if not self._shapes.ragged and not self._shapes.on_host:
+            return Allocation(uniform_lengths(batch, plan.width, self._device), tokens)
+        history = self._traffic.history(self._traffic.find(plan.load.requests))
+        survival = self._device_survival(signals.log_probs, history, plan.load.sampled)
+        if self._shapes.on_host:
+            tokens = self._planner.refine(plan, survival.numpy())
+        if not self._shapes.ragged:
+            return Allocation(uniform_lengths(batch, tokens // batch, self._device), tokens)
+        return Allocation(allocate(survival, tokens), tokens)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """See `VerifyPolicy`."""
+        load, drafted = outcome.plan.load, outcome.plan.drafted
+        if outcome.seconds is not None:
+            self.cost.observe(self._sample(outcome, outcome.seconds))
+        if not drafted or outcome.lengths is None or outcome.accepted is None:
+            return
+        slots = self._traffic.find(load.requests)
+        history = self._traffic.history(slots)
+        confidence = outcome.log_probs
+        self.survival.observe(confidence, history, load.sampled, outcome.accepted, outcome.lengths)
+        self._traffic.record_flags(slots, outcome.accepted, outcome.lengths)
+        survival = self.survival.survival(confidence, self._traffic.history(slots), load.sampled)
+        self._traffic.record_survival(slots, survival)
+
+    def drafter_changed(self) -> None:
+        """See `VerifyPolicy`: what is known of acceptance counts for less, and is tested soon."""
+        self.survival.drafter_changed()
+        self._planner.drafter_changed()
+
+    def state(self) -> GoodputState:
+        """What the policy knows now."""
+        return GoodputState(
+            self.cost.table(),
+            self.survival.report(GREEDY),
+            self.survival.report(SAMPLED),
+            self._planner.exploration_credit,
+        )
+
+    def probe_steps(self) -> list[tuple[int, int, bool]]:
+        """Steps for a start-up probe, as (batch, tokens, drafted); results go to `cost.seed`.
+
+        Batches are powers of 4 and the largest; tokens per request 1 (plain), then every octave.
+        """
+        largest = self._shapes.max_batch
+        batches = [b for b in (4**i for i in range(6)) if b < largest] + [largest]
+        steps = []
+        for batch in batches:
+            steps.append((batch, batch, False))
+            totals = self._shapes.totals(batch)[1:]
+            wanted = [batch * 2**i for i in range(1, 10) if 2**i < self._shapes.block_size]
+            near = {int(totals[np.abs(totals - w).argmin()]) for w in wanted} | {int(totals[-1])}
+            steps += [(batch, tokens, True) for tokens in sorted(near)]
+        return steps
+
+    def _sample(self, outcome: StepOutcome, seconds: float) -> CostSample:
+        load, drafted = outcome.plan.load, outcome.plan.drafted
+        padded = self._shapes.padded(load.batch, outcome.tokens, drafted)
+        batch = load.batch if drafted else padded
+        return CostSample(batch, padded, load.context_tokens, drafted, seconds)

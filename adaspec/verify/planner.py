@@ -1,0 +1,156 @@
+"""How many tokens to verify: expected commits over expected time, maximised."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaspec.verify.cost import CostCurve, CostModel
+from adaspec.verify.exploration import Exploration
+from adaspec.verify.step import Floats, Ints, Reason, StepLoad, StepPlan, VerifyShapes
+from adaspec.verify.traffic import expected_commits, expected_uniform_commits
+
+# A change between plain and drafted steps must promise this much; staying costs no more than it.
+_SWITCH_GAIN = 1.005
+_LONGER = 1.5  # drafts of an exploratory step, against the best
+_DOUBT = 3.0  # standard deviations of log time
+_PLAIN_TRIALS = 8  # plain steps taken at the start when no probe has measured any
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """Totals a drafted step can verify: ``[choices]``, anchors alone first."""
+
+    tokens: Ints
+    drafts: Ints  # index into the expected commits
+    padded: Ints
+    updates: int  # of the cost model, when the curve was read
+    curve: CostCurve
+
+
+class GoodputPlanner:
+    """Chooses the plan of the highest rate of committed tokens.
+
+    Args:
+        shapes: what steps are possible.
+        cost: predicts their time.
+        exploration_share: share of time that may be spent on exploratory steps.
+    """
+
+    def __init__(self, shapes: VerifyShapes, cost: CostModel, exploration_share: float) -> None:
+        self._shapes = shapes
+        self._cost = cost
+        self._exploration = Exploration(exploration_share)
+        self._choices: dict[int, _Choices] = {}
+        self._drafts = True  # whether drafting is what looks best
+        self._plain_trials = 0
+
+    @property
+    def exploration_credit(self) -> float:
+        """Seconds that exploratory steps may still lose."""
+        return self._exploration.credit
+
+    def drafter_changed(self) -> None:
+        """Other weights draft from now on: what was tried with the old ones says little."""
+        self._exploration.restart()
+
+    def plan(self, load: StepLoad, survival: Floats, survival_known: bool) -> StepPlan:
+        """The plan of a step.
+
+        Without a sample of drafted steps the whole block is verified, as DFLASH does; without one
+        of plain steps, some of the first steps are plain.
+
+        Args:
+            survival: ``[samples, batch, drafts]``, what to expect of the drafts.
+            survival_known: whether it rests on flags; if not, the step drafts in any case.
+        """
+        batch = load.batch
+        choices = self._choices_for(batch)
+        if not self._cost.samples(drafted=True):
+            return StepPlan(load, True, int(choices.tokens[-1]), "no cost data")
+        if not self._cost.samples(drafted=False) and self._plain_trials < _PLAIN_TRIALS:
+            self._plain_trials += 1
+            return StepPlan(load, False, batch, "no cost data")
+        commits = self._commits(survival)[choices.drafts]
+        seconds = choices.curve.seconds(load.context_tokens)
+        rates = commits / seconds
+        best = int(rates[1:].argmax()) + 1
+        if not survival_known:
+            return StepPlan(load, True, int(choices.tokens[best]), "exploration")
+        return self._decide(load, choices, commits, seconds, best)
+
+    def refine(self, plan: StepPlan, survival: Floats) -> int:
+        """Tokens to verify once the drafts exist: ``survival`` is ``[batch, drafts]``.
+
+        A step that is worth what it costs at the going rate λ adds ``commits − λ · time``; with
+        steps of varying quality this, not the single step's own rate, maximises the rate overall
+        (renewal-reward theorem).
+        """
+        if plan.rate == 0.0 or plan.reason == "exploration":
+            return plan.tokens
+        choices = self._choices_for(plan.load.batch)
+        seconds = choices.curve.seconds(plan.load.context_tokens)
+        worth = self._commits(survival[None])[choices.drafts] - plan.rate * seconds
+        return int(choices.tokens[worth.argmax()])
+
+    def _decide(
+        self,
+        load: StepLoad,
+        choices: _Choices,
+        commits: Floats,
+        seconds: NDArray[np.float64],
+        best: int,
+    ) -> StepPlan:
+        padded = self._shapes.padded(load.batch, load.batch, drafted=False)
+        plain_seconds = self._cost.plain_seconds(padded, load.context_tokens)
+        draft_rate, plain_rate = float(commits[best] / seconds[best]), load.batch / plain_seconds
+        if self._drafts:
+            self._drafts = draft_rate * _SWITCH_GAIN >= plain_rate
+        else:
+            self._drafts = draft_rate >= plain_rate * _SWITCH_GAIN
+        rate = draft_rate if self._drafts else plain_rate
+        explore = self._exploration
+        explore.earn(float(seconds[best]) if self._drafts else plain_seconds)
+
+        def drafted(choice: int, reason: Reason) -> StepPlan:
+            return StepPlan(load, True, int(choices.tokens[choice]), reason, rate)
+
+        if not self._drafts:
+            explore.chosen("plain")
+            if explore.pay("draft", float(seconds[best] - commits[best] / rate)):
+                return drafted(best, "exploration")
+            return StepPlan(load, False, load.batch, "goodput", rate)
+        explore.chosen("draft")
+        if explore.is_due("plain"):
+            # A trial can matter only if the time of a plain step is uncertain enough.
+            doubt = self._cost.relative_error(padded, padded, drafted=False)
+            could_pay = plain_rate * math.exp(_DOUBT * doubt) > rate
+            if could_pay and explore.pay("plain", plain_seconds - load.batch / rate):
+                return StepPlan(load, False, load.batch, "exploration", rate)
+        longer = int(np.searchsorted(choices.drafts, _LONGER * choices.drafts[best]))
+        longer = min(longer, len(choices.drafts) - 1)
+        loss = float(seconds[longer] - commits[longer] / rate)
+        if longer > best and explore.pay("longer", loss):
+            return drafted(longer, "exploration")
+        return drafted(best, "goodput")
+
+    def _commits(self, survival: Floats) -> Floats:
+        if self._shapes.ragged:
+            return expected_commits(survival)
+        return expected_uniform_commits(survival)
+
+    def _choices_for(self, batch: int) -> _Choices:
+        choices = self._choices.get(batch)
+        if choices is None:
+            shapes = self._shapes
+            tokens = shapes.totals(batch)
+            padded = np.array([shapes.padded(batch, int(t), drafted=True) for t in tokens])
+            drafts = tokens - batch if shapes.ragged else tokens // batch - 1
+            curve = self._cost.curve(batch, padded)
+            choices = _Choices(tokens, drafts, padded, self._cost.updates, curve)
+        elif choices.updates != self._cost.updates:
+            curve = self._cost.curve(batch, choices.padded)
+            choices = replace(choices, updates=self._cost.updates, curve=curve)
+        self._choices[batch] = choices
+        return choices
