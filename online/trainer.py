@@ -7,14 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from adaspec.drafters.blocks import block_token_ids
 from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
 from adaspec.versions import is_context_weight
 from online.batch import BlockBatch
 from online.config import LearnConfig
 from online.objective import mixed_objective
+from online.packing import PackedBlocks, pack
 from online.target import TargetMatrices
+
+# Padded context rows that exist at a time.
+_CONTEXT_ROWS = 16384
 
 
 class StepReport(NamedTuple):
@@ -69,8 +72,8 @@ class Trainer:
             return StepReport(False, 0.0, 0.0, 0.0, 0.0, 0)
         self._optimiser.zero_grad(set_to_none=True)
         sums = torch.zeros(4, device=self._device)
-        for part in batch:
-            sums += self._accumulate(part, total)
+        for blocks in pack(batch, self.drafter.config, self._device, _CONTEXT_ROWS):
+            sums += self._accumulate(blocks, total)
         norm = torch.nn.utils.clip_grad_norm_(
             self._parameters.values(), self._config.optimiser.clip_norm
         )
@@ -151,29 +154,22 @@ class Trainer:
             return int(state["step"])
         return 0
 
-    def _accumulate(self, part: BlockBatch, total: float) -> Tensor:
-        """Add the gradient of one trajectory's blocks; their share of the reported sums."""
+    def _accumulate(self, blocks: PackedBlocks, total: float) -> Tensor:
+        """Add the gradient of a packed batch; its share of the reported sums."""
         objective, drafter = self._config.objective, self.drafter
-        trajectory, device = part.trajectory, self._device
-        counted = part.weights > 0  # [blocks, block - 1]
-        rows = part.teacher_rows[counted]
-        context_length = int(part.anchors[-1])  # no block sees further
-        taps = trajectory.taps[:context_length].to(device, torch.float32)
-        anchors = part.anchors.to(device)
-        tokens = block_token_ids(
-            trajectory.tokens[part.anchors], drafter.config.block_size, drafter.config.mask_token_id
-        ).to(device)
-        mixed = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+        mixed = torch.autocast(
+            self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"
+        )
         with mixed:
             with torch.set_grad_enabled(self._config.mode == "full"):
-                context = drafter.context_features(taps)
-            noise = F.embedding(tokens, self._target.embedding).to(context.dtype)
-            hidden = drafter.forward_blocks(context[None], anchors[None], noise[None])[0]
+                context = drafter.context_features(blocks.taps)
+            noise = F.embedding(blocks.tokens, self._target.embedding).to(context.dtype)
+            hidden = drafter.forward_blocks(context, blocks.anchors, noise)
         result = mixed_objective(
-            hidden[:, 1:][counted.to(device)],
-            trajectory.teacher_tokens[rows].to(device),
-            trajectory.teacher.select(rows).to(device),
-            (part.weights[counted] / total).to(device),
+            hidden[:, :, 1:][blocks.counted],
+            blocks.labels,
+            blocks.teacher,
+            blocks.weights / total,
             self._target.lm_head,
             objective.alpha,
             objective.clip,
