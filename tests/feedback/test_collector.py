@@ -102,7 +102,7 @@ def test_the_memory_of_a_batch_is_let_go_before_its_steps_are_joined(stream: Str
         stream.collector.submit(capture)
     del first, capture
     assert len(stream.until_end_of("b")["b"]) == 3
-    assert [reference() for reference in held] == [None, None]
+    assert all(reference() is None for reference in held)
     stream.collector.submit(EndCapture("a", 5))
     assert len(stream.until_end_of("a")["a"]) == 2
 
