@@ -330,4 +330,5 @@ class Learner:
 
 
 def _describe_rollback(notice: RollbackRecord) -> str:
-    return f"the server gave up version {notice.version} for {notice.restored}: {notice.reason}"
+    word = "gave up" if notice.cause == "acceptance" else "refused"
+    return f"the server {word} version {notice.version} for {notice.restored}: {notice.reason}"

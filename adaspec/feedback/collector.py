@@ -18,6 +18,7 @@ from adaspec.feedback.record import (
     ContextRecord,
     EndRecord,
     Outcome,
+    RollbackCause,
     RollbackRecord,
     Teacher,
     TeacherRows,
@@ -157,9 +158,11 @@ class FeedbackCollector:
             self._pending.append(capture)
             self._changed.notify()
 
-    def report_rollback(self, version: int, restored: int, reason: str) -> None:
-        """Tell the learner that the server has gone back to an earlier version."""
-        self._sender.offer(RollbackRecord(self._lineage, version, restored, reason))
+    def report_rollback(
+        self, version: int, restored: int, reason: str, cause: RollbackCause = "acceptance"
+    ) -> None:
+        """Tell the learner that the server serves ``restored`` in place of ``version``."""
+        self._sender.offer(RollbackRecord(self._lineage, version, restored, reason, cause))
 
     def dropped(self) -> dict[str, int]:
         """Captures that gave way or could not be read, by reason; since start."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 TeacherRows = Literal["committed", "verified"]
 Outcome = Literal["finished", "aborted"]
+RollbackCause = Literal["acceptance", "refusal"]
 
 
 @dataclass(frozen=True)
@@ -211,19 +212,22 @@ class EndRecord:
 
 @dataclass(frozen=True)
 class RollbackRecord:
-    """The server has gone back to an earlier version because live acceptance fell.
+    """The server serves another version than the one that was made live.
 
     Attributes:
         lineage: as in `ContextRecord`.
         version: the version given up.
-        restored: the version that serves again.
-        reason: one sentence with the numbers.
+        restored: the version that serves in its place.
+        reason: one sentence, with the numbers.
+        cause: ``acceptance``: the version was served, and live acceptance fell; ``refusal``: it
+            could not be loaded.
     """
 
     lineage: str
     version: int
     restored: int
     reason: str
+    cause: RollbackCause = "acceptance"
 
 
 Record = ContextRecord | BlockRecord | EndRecord | RollbackRecord

@@ -22,6 +22,7 @@ from adaspec.feedback.record import (
     HiddenTeacher,
     Outcome,
     Record,
+    RollbackCause,
     RollbackRecord,
     Teacher,
     TeacherRows,
@@ -30,6 +31,7 @@ from adaspec.feedback.record import (
 
 WIRE_FORMAT: Literal[1] = 1
 MAX_FRAME_BYTES = 1 << 30
+MAX_REASON = 1000  # characters
 
 if sys.byteorder != "little":
     raise ImportError("feedback buffers are little-endian; this machine is not")
@@ -96,7 +98,8 @@ class _EndHeader(_RequestHeader, frozen=True, kw_only=True, tag="end"):
 class _RollbackHeader(_Header, frozen=True, kw_only=True, tag="rollback"):
     version: _Number
     restored: _Number
-    reason: Annotated[str, Meta(max_length=1000)]
+    reason: Annotated[str, Meta(max_length=MAX_REASON)]
+    cause: RollbackCause
 
 
 _decoder = msgspec.msgpack.Decoder(_ContextHeader | _BlockHeader | _EndHeader | _RollbackHeader)
@@ -123,7 +126,8 @@ def encode(record: Record) -> list[Buffer]:
             lineage=record.lineage,
             version=record.version,
             restored=record.restored,
-            reason=record.reason,
+            reason=record.reason[:MAX_REASON],
+            cause=record.cause,
         )
         return [_encoder.encode(rollback)]
     if isinstance(record, ContextRecord):
@@ -187,7 +191,9 @@ def decode(frames: Sequence[Buffer]) -> Record:
             header.lineage, header.request, header.number, header.length, header.outcome
         )
     elif isinstance(header, _RollbackHeader):
-        record = RollbackRecord(header.lineage, header.version, header.restored, header.reason)
+        record = RollbackRecord(
+            header.lineage, header.version, header.restored, header.reason, header.cause
+        )
     elif isinstance(header, _ContextHeader):
         record = ContextRecord(
             header.lineage,

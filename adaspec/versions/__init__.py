@@ -2,7 +2,7 @@
 
 from adaspec.versions.announce import Announcer, VersionWatcher
 from adaspec.versions.digest import context_digest, is_context_weight
-from adaspec.versions.follower import Arrival, VersionFollower
+from adaspec.versions.follower import Arrival, Refusal, VersionFollower
 from adaspec.versions.manifest import (
     Action,
     GateVerdict,
@@ -29,6 +29,7 @@ __all__ = [
     "Mode",
     "Pointer",
     "Provenance",
+    "Refusal",
     "StagedVersion",
     "StatusListener",
     "StatusPublisher",

@@ -25,6 +25,19 @@ class Arrival:
     version: StagedVersion
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """A version that became live but cannot be used.
+
+    Attributes:
+        number: of the version.
+        reason: one sentence.
+    """
+
+    number: int
+    reason: str
+
+
 class VersionFollower:
     """Follows a store's pointer and keeps the newest checked version until it is taken.
 
@@ -50,6 +63,7 @@ class VersionFollower:
         self._watcher = VersionWatcher(store, endpoint, lineage)
         # A deque of one hands over atomically: a newer arrival replaces one not yet taken.
         self._arrivals: deque[Arrival] = deque(maxlen=1)
+        self._refusals: deque[Refusal] = deque(maxlen=1)
         self._failures = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="adaspec-versions", daemon=True)
@@ -58,6 +72,10 @@ class VersionFollower:
     def take(self) -> Arrival | None:
         """The newest version since the last call, or None; never waits."""
         return self._arrivals.popleft() if self._arrivals else None
+
+    def take_refusal(self) -> Refusal | None:
+        """The newest refusal since the last call, or None; never waits."""
+        return self._refusals.popleft() if self._refusals else None
 
     @property
     def failures(self) -> int:
@@ -74,8 +92,7 @@ class VersionFollower:
             try:
                 pointer = self._watcher.poll(_POLL_SECONDS)
                 if pointer is not None:
-                    version = VersionStore(self._directory).stage(pointer.number)
-                    self._arrivals.append(Arrival(pointer, self._prepare(version)))
+                    self._follow(pointer)
             except AdaSpecError as error:
                 self._failures += 1
                 logger.warning("a drafter version was not loaded: %s", error)
@@ -84,3 +101,11 @@ class VersionFollower:
                 self._failures += 1
                 logger.exception("a drafter version was not loaded")
         self._watcher.close()
+
+    def _follow(self, pointer: Pointer) -> None:
+        try:
+            version = VersionStore(self._directory).stage(pointer.number)
+            self._arrivals.append(Arrival(pointer, self._prepare(version)))
+        except Exception as error:
+            self._refusals.append(Refusal(pointer.number, str(error) or repr(error)))
+            raise

@@ -72,6 +72,7 @@ def all_kinds() -> list[Record]:
         block_record(teacher=hidden_teacher(7)),
         EndRecord(LINEAGE, "r", 2, 9, "finished"),
         RollbackRecord(LINEAGE, 4, 2, "acceptance fell from 2.9 to 2.1 tokens per pass"),
+        RollbackRecord(LINEAGE, 5, 4, "its hash is wrong", "refusal"),
     ]
 
 

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from adaspec.feedback import (
 )
 from adaspec.feedback.channel import check_endpoint
 from adaspec.feedback.sender import record_bytes
-from adaspec.feedback.wire import encode
+from adaspec.feedback.wire import MAX_REASON, encode
 from tests.feedback.records import LINEAGE, all_kinds, block_record, context_record, same
 
 
@@ -216,5 +217,7 @@ def test_a_rollback_notice_belongs_to_no_request(endpoint: str, senders: list) -
     senders.append(sender)
     notice = RollbackRecord(LINEAGE, 3, 2, "acceptance fell")
     assert sender.offer(notice)
-    assert receive(receiver, 1) == [notice]
+    wordy = RollbackRecord(LINEAGE, 4, 3, "x" * 5000, "refusal")
+    assert sender.offer(wordy)
+    assert receive(receiver, 2) == [notice, replace(wordy, reason="x" * MAX_REASON)]
     receiver.close()

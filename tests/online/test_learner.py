@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -247,6 +248,18 @@ def test_a_server_that_rolls_back_is_followed(server: Server, learner: Learner) 
     assert "live acceptance fell" in entry.note
     assert entry.live.number == 0
     assert entry.live.sequence > 1
+
+
+def test_a_version_that_the_server_refuses_is_taken_back(server: Server, learner: Learner) -> None:
+    def refuse(status: LearnerStatus) -> bool:
+        if status.live_version and not status.rolled_back:
+            server.collector.report_rollback(status.live_version, 0, "no memory left", "refusal")
+        return status.rolled_back >= 1
+
+    server.wait_for(refuse)
+    entry = next(d for d in decisions(server) if d.verdict is None)
+    assert re.fullmatch(r"the server refused version \d+ for 0: no memory left", entry.note)
+    assert entry.live.number == 0
 
 
 class Process:

@@ -12,6 +12,7 @@ from adaspec.versions import (
     Announcer,
     Arrival,
     Pointer,
+    Refusal,
     StagedVersion,
     VersionFollower,
     VersionWatcher,
@@ -143,6 +144,11 @@ def test_a_bad_version_is_skipped_and_the_next_one_followed(
     path = writer.path(bad.number) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     announcer.announce(bad)
+    refusal = eventually(follower.take_refusal)
+    assert isinstance(refusal, Refusal)
+    assert refusal.number == bad.number
+    assert "the file is damaged" in refusal.reason
+    assert follower.take_refusal() is None
     eventually(lambda: follower.failures or None)
     assert follower.take() is None
     good = publish(writer, 2.0)
