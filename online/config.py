@@ -32,7 +32,7 @@ class ProcessSection(_Section, frozen=True, kw_only=True):
     """
 
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    gpu_bytes: Count = 4 << 30
+    gpu_bytes: Count = 6 << 30
     threads: Count = 1
     nice: Annotated[int, Meta(ge=0, le=19)] = 10
     cpus: tuple[Annotated[int, Meta(ge=0)], ...] = ()
