@@ -76,6 +76,11 @@ class OnlineLoop:
         if self._swapper is None:
             return
         swap = self._swapper.between_steps()
+        refusal = self._swapper.take_refusal()
+        if refusal is not None and refusal.number != self.version and self._tap is not None:
+            self._tap.collector.report_rollback(
+                refusal.number, self.version, refusal.reason, "refusal"
+            )
         if swap is None:
             return
         if swap.context_changed:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from adaspec.versions import Arrival, Manifest, StagedVersion, VersionFollower
+from adaspec.versions import Arrival, Manifest, Refusal, StagedVersion, VersionFollower
 from sglang_patches.online.agreement import Agreement
 from sglang_patches.online.weights import DraftWeights, sampled_checksum
 
@@ -104,6 +104,10 @@ class VersionSwapper:
     def trusted(self) -> int:
         """Number of the version that a roll-back restores."""
         return self._trusted.number
+
+    def take_refusal(self) -> Refusal | None:
+        """The newest version since the last call that could not be loaded, or None."""
+        return self._follower.take_refusal()
 
     @property
     def staging_failures(self) -> int:
