@@ -193,6 +193,11 @@ def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop |
     if config.channel.store is not None:
         weights = DraftWeights(worker.draft_model, lambda: worker.fused_kv_helper)
         _refuse_what_cannot_be_swapped(weights.differences(tensors))
+        logger.info(
+            "further sets of the drafter's weights take %.0f MB of %s",
+            weights.nbytes / 1e6,
+            weights.device,
+        )
         swapper = VersionSwapper(
             weights,
             worker.model_runner.model,

@@ -150,7 +150,8 @@ class VersionSwapper:
                 self._last_install.seconds()  # its copies have read what is overwritten now
             self._weights.stage(version.tensors)
             if self._weights.on_gpu:
-                torch.cuda.current_stream().synchronize()
+                # Named, for this thread's own current device is the first GPU on every rank.
+                torch.cuda.current_stream(self._weights.device).synchronize()
             self._staged = version.manifest
         return version
 

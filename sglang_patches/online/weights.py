@@ -34,6 +34,17 @@ class DraftWeights:
         self._trusted = {name: p.clone() for name, p in self._live.items()}
 
     @property
+    def device(self) -> torch.device:
+        """Where all sets are."""
+        return next(iter(self._live.values())).device
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the sets beside the served one."""
+        sets = (self._staged, self._trusted)
+        return sum(tensor.nbytes for kept in sets for tensor in kept.values())
+
+    @property
     def on_gpu(self) -> bool:
         """Whether copies run on a CUDA stream."""
         return all(p.is_cuda for p in self._live.values())
@@ -143,6 +154,8 @@ def sampled_checksum(model: nn.Module) -> int:
     """A checksum over evenly spaced rows of every parameter; waits for the device."""
     total = 0
     for i, parameter in enumerate(model.parameters()):
+        if parameter.numel() == 0:  # some quantised layers keep such placeholders
+            continue
         rows = parameter.detach().reshape(parameter.shape[0] if parameter.dim() else 1, -1)
         step = max(1, rows.shape[0] // _SAMPLED_ROWS)
         sample = rows[::step].contiguous().view(torch.uint8).to(torch.int64)

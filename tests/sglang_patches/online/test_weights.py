@@ -136,3 +136,16 @@ def test_the_checksum_notices_a_change_of_any_parameter(model: nn.Module) -> Non
         assert sampled_checksum(model) != before
         with torch.no_grad():
             parameter.div_(1.5)
+
+
+def test_the_checksum_passes_over_empty_parameters(model: nn.Module) -> None:
+    model.g_idx = nn.Parameter(torch.empty(0), requires_grad=False)  # as GPTQ layers have
+    before = sampled_checksum(model)
+    with torch.no_grad():
+        model.norm.weight.mul_(1.5)
+    assert sampled_checksum(model) != before
+
+
+def test_the_memory_of_further_sets_is_known(model: nn.Module, weights: DraftWeights) -> None:
+    assert weights.nbytes == 2 * sum(p.nbytes for p in model.parameters())
+    assert weights.device == torch.device("cpu")
