@@ -1,0 +1,447 @@
+"""Whatever happens to the learner or its files, serving goes on, with the target's own outputs.
+
+One server for all tests, requests in flight all the time, every answer compared. Each test starts
+learners of its own on the store that the tests before have left.
+"""
+
+import random
+import re
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adaspec.feedback import (
+    BlockRecord,
+    Channel,
+    ContextRecord,
+    FeedbackSender,
+    TopKTeacher,
+    open_channel,
+)
+from adaspec.load.launch import ServerSpec, free_port, start_server
+from adaspec.versions import Announcer, Manifest, Pointer, VersionStore, lineage_of, open_writer
+from adaspec.versions.digest import context_digest, file_digest
+from online.state import load_state
+from tests.server import tiny_models as tiny
+from tests.server.checked_traffic import CheckedTraffic, greedy_continuations
+from tests.server.forked_learner import ForkedLearner, Statuses
+from tests.server.launch import Server
+from tests.server.online_loop import add_version, metric, swaps, wait_for, write_server_config
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
+
+LENGTH = 24
+QUEUE_BYTES = 4 << 20
+# Publishes every second or so: any improvement will do.
+LEARNER = """\
+status_seconds = 0.05
+save_seconds = 0.3
+[process]
+nice = 0
+[replay]
+held_back = 0.3
+[batch]
+trajectories = 2
+blocks = 12
+passes = 1000.0
+[optimiser]
+learning_rate = 1e-3
+[gate]
+every_steps = 10
+min_requests = 4
+max_requests = 12
+passes = 4
+tolerance = 1.0
+"""
+
+
+@dataclass
+class World:
+    """A server under checked traffic, and what learners need."""
+
+    directory: Path
+    drafter: Path
+    target: Path
+    channel: Channel
+    server: Server
+    traffic: CheckedTraffic
+    statuses: Statuses
+    learners: list[ForkedLearner] = field(default_factory=list)
+
+    @property
+    def store(self) -> Path:
+        return self.directory / "store"
+
+    @property
+    def lineage(self) -> str:
+        return lineage_of(self.drafter)
+
+    def start_learner(self, nan_steps: tuple[int, int] | None = None) -> ForkedLearner:
+        config = self.directory / "learn.toml"
+        config.write_text(LEARNER)
+        options = {"drafter": self.drafter, "target": self.target, "config": config}
+        options |= {"store": self.store, "channel": self.directory / "channel"}
+        log = self.directory / f"learner-{len(self.learners)}.log"
+        self.learners.append(ForkedLearner(log, options, nan_steps))
+        return self.learners[-1]
+
+    def served(self) -> int:
+        """Number of the version on the server."""
+        return next((after for _, after in reversed(swaps(self.server))), 0)
+
+    def live(self) -> Pointer:
+        """The version that the store calls live, which passes every check."""
+        store = VersionStore(self.store)
+        pointer = store.current()
+        store.stage(pointer.number)
+        return pointer
+
+    def saved_steps(self) -> int:
+        saved = load_state(self.store / "learner", self.lineage, "frozen-kv")
+        return saved.state.steps if saved else 0
+
+
+@pytest.fixture(scope="module")
+def running(
+    tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    directory = tmp_path_factory.mktemp("faults")
+    config = write_server_config(directory, refresh_share=0.5, more="[watch]\nwindow_tokens = 0\n")
+    config.write_text(
+        config.read_text().replace("[tap]\n", f"[tap]\nqueue_bytes = {QUEUE_BYTES}\n")
+    )
+    spec = ServerSpec(
+        target=str(tiny_target),
+        port=free_port(),
+        drafter=str(tiny_drafter),
+        dtype="float32",
+        config=config,
+        extra=("--enable-metrics",),
+    )
+    draw = random.Random(0)
+    prompts = [[draw.randrange(3, tiny.VOCAB_SIZE) for _ in range(6)] for _ in range(48)]
+    expected = greedy_continuations(tiny_target, prompts, LENGTH)
+    channel = open_channel(directory / "channel")
+    with start_server(spec, log=directory / "server.log") as process:
+        process.wait_until_healthy(300)
+        server = Server(process.url, directory / "server.log")
+        traffic = CheckedTraffic(server, prompts, expected)
+        statuses = Statuses(channel)
+        yield World(directory, tiny_drafter, tiny_target, channel, server, traffic, statuses)
+        traffic.close()
+        statuses.close()
+        assert traffic.failures == []
+        assert "Traceback" not in server.log()
+        assert "not the published ones" not in server.log()
+
+
+@pytest.fixture
+def world(running: World) -> Iterator[World]:
+    yield running
+    for learner in running.learners:
+        learner.close()
+
+
+def test_a_learner_may_be_killed_at_any_moment(world: World) -> None:
+    def newest() -> int:
+        return max(VersionStore(world.store).numbers())
+
+    def not_live_yet() -> bool:
+        """A version is complete, but the pointer has not moved."""
+        return newest() > max(newest_before, VersionStore(world.store).current().number)
+
+    def scratch(directory: Path, pattern: str) -> Callable[[], bool]:
+        return lambda: any(directory.glob(pattern))
+
+    writing = scratch(world.store / "versions", ".*")
+    moving = scratch(world.store, ".CURRENT.*")
+    saving = scratch(world.store / "learner", ".*")
+    # From when to look closely, and when to kill.
+    moments = [
+        (writing, writing),
+        (writing, not_live_yet),
+        (not_live_yet, moving),
+        (saving, saving),
+    ]
+    first = world.start_learner()
+    world.statuses.wait(first, lambda status: status.published > 0)
+    wait_for(lambda: world.saved_steps() > 0)
+    first.end(signal.SIGKILL)
+    draw = random.Random(1)
+    for moment in [*moments, *[None] * 8]:
+        before, steps, newest_before = world.live(), world.saved_steps(), newest()
+        learner = world.start_learner()
+        resumed = world.statuses.wait(learner)
+        assert resumed.steps >= steps
+        assert resumed.sequence >= before.sequence
+        if moment is None:
+            # From start-up over training and judging to the first publications.
+            world.traffic.wait(draw.randrange(1, 30))
+            learner.end(signal.SIGKILL)
+        else:
+            learner.kill_when(*moment)
+            assert moment[1]()
+        assert world.live().sequence >= before.sequence
+        assert world.saved_steps() >= steps
+        world.traffic.wait(10)
+    newest_before = newest()
+    last = world.start_learner()
+    published = world.statuses.wait(last, lambda status: status.live_version > newest_before)
+    assert published.steps >= world.saved_steps() > 0
+    wait_for(lambda: world.served() > newest_before)
+    assert last.end(signal.SIGTERM) == 0
+    assert not any(left_over() for left_over in (writing, moving, saving))
+
+
+def test_a_learner_that_hangs_costs_the_server_nothing_but_feedback(world: World) -> None:
+    draw = random.Random(2)
+
+    def serve_long_prompts(count: int) -> None:
+        """Each leaves three quarters of a megabyte of feedback."""
+        for _ in range(count):
+            prompt = [draw.randrange(3, tiny.VOCAB_SIZE) for _ in range(1500)]
+            sampling = {"temperature": 0, "max_new_tokens": 2}
+            world.server.generate(input_ids=prompt, sampling_params=sampling)
+
+    def dropped() -> float:
+        reasons = ("queue-full", "pressure", "gap")
+        return sum(metric(world.server, DROPPED, outcome=reason) for reason in reasons)
+
+    learner = world.start_learner()
+    world.statuses.wait(learner, lambda status: status.feedback.get("completed", 0) > 0)
+    serve_long_prompts(10)
+    lost, memory = dropped(), server_memory(world)
+    learner.stop()
+    served = world.traffic.served
+    serve_long_prompts(80)
+    assert world.traffic.served > served
+    assert server_memory(world) - memory < 5 * QUEUE_BYTES < 80 * 1500 * 512
+    wait_for(lambda: dropped() > lost)
+    hung = world.statuses.wait
+    learner.resume()
+    awake = hung(learner)
+    hung(
+        learner,
+        lambda status: (
+            status.steps > awake.steps
+            and status.feedback["completed"] > awake.feedback["completed"]
+        ),
+    )
+    world.traffic.wait(10)
+
+
+DROPPED = "adaspec_feedback_records_total"
+
+
+def server_memory(world: World) -> int:
+    """Resident bytes of all processes of the server."""
+    root = next(
+        p for p in psutil.Process().children() if any("launch_server" in w for w in p.cmdline())
+    )
+    return sum(p.memory_info().rss for p in [root, *root.children(recursive=True)])
+
+
+def test_a_full_disk_stops_publication_and_nothing_else(world: World) -> None:
+    learner = world.start_learner()
+    world.statuses.wait(learner, lambda status: status.steps > 0)
+    _, hard = resource.prlimit(learner.pid, resource.RLIMIT_FSIZE)
+    # No file may grow beyond this: the kernel refuses the weights of a version, and of a state.
+    resource.prlimit(learner.pid, resource.RLIMIT_FSIZE, (100_000, hard))
+    full = world.statuses.wait(learner)
+    live = world.live()
+    numbers = VersionStore(world.store).numbers()
+    later = world.statuses.wait(
+        learner,
+        lambda status: status.failures >= full.failures + 4 and status.steps >= full.steps + 20,
+    )
+    assert re.search(r"version \d+ could not be written", learner.log())
+    assert "the learner's state could not be written" in learner.log()
+    assert later.live_version == live.number
+    assert world.live() == live
+    assert VersionStore(world.store).numbers() == numbers
+    world.traffic.wait(10)
+    resource.prlimit(learner.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    world.statuses.wait(learner, lambda status: status.live_version > live.number)
+    wait_for(lambda: world.served() > live.number)
+    assert learner.end(signal.SIGTERM) == 0
+    assert world.saved_steps() > later.steps
+
+
+def test_a_learner_survives_bad_gradients(world: World) -> None:
+    begin = world.saved_steps() + 5
+    learner = world.start_learner(nan_steps=(begin, begin + 40))
+    broken = world.statuses.wait(learner, lambda status: status.skipped_steps >= 20)
+    after = world.statuses.wait(learner, lambda status: status.steps > broken.steps + 10)
+    assert after.skipped_steps >= 40
+    assert after.loss is not None
+    world.statuses.wait(learner, lambda status: status.published > after.published)
+    world.live()
+    assert learner.end(signal.SIGTERM) == 0
+    saved = load_state(world.store / "learner", world.lineage, "frozen-kv")
+    assert saved is not None
+    assert all(bool(t.isfinite().all()) for t in saved.tensors.values())
+    world.traffic.wait(10)
+
+
+def test_poisoned_feedback_is_refused(world: World) -> None:
+    learner = world.start_learner()
+    status = world.statuses.wait(learner, lambda status: status.steps > 0)
+    before = status.feedback.get("misfits", 0)
+    sender = FeedbackSender(world.channel.feedback)
+    bad = [float("nan"), float("inf"), -float("inf"), 1e30, -3e38]
+    for i, value in enumerate(bad):
+        context, block = honest_records(world, f"taps-{i}")
+        taps = context.taps.index_fill(0, torch.tensor([1]), value)
+        sender.offer(replace(context, taps=taps))
+        context, block = honest_records(world, f"teacher-{i}")
+        assert isinstance(block.teacher, TopKTeacher)
+        logits = torch.full_like(block.teacher.logits, value)
+        sender.offer(context)
+        sender.offer(replace(block, teacher=replace(block.teacher, logits=logits)))
+    refused = world.statuses.wait(
+        learner, lambda status: status.feedback.get("misfits", 0) >= before + 2 * len(bad)
+    )
+    sender.close()
+    after = world.statuses.wait(learner, lambda status: status.steps > refused.steps + 20)
+    assert after.feedback["misfits"] == before + 2 * len(bad)
+    assert after.skipped_steps == status.skipped_steps
+    world.traffic.wait(10)
+
+
+def honest_records(world: World, request: str) -> tuple[ContextRecord, BlockRecord]:
+    """A request of three prompt tokens and one step, as the server might send it."""
+    width = tiny.HIDDEN * len(tiny.TAPS)
+    tokens = torch.tensor([5, 6, 7], dtype=torch.int32)
+    context = ContextRecord(world.lineage, request, 0, 0, 0, tokens, torch.ones(3, width))
+    teacher = TopKTeacher(
+        torch.tensor([[2.0, 1.0]]), torch.tensor([[8, 9]], dtype=torch.int32), torch.tensor([3.0])
+    )
+    block = BlockRecord(
+        lineage=world.lineage,
+        request=request,
+        number=1,
+        version=0,
+        start=3,
+        temperature=0.0,
+        verify_lengths=(2,),
+        accepted=(0,),
+        token_ids=torch.tensor([10, 11], dtype=torch.int32),
+        drafts=torch.tensor([12], dtype=torch.int32),
+        taps=torch.ones(1, width),
+        teacher=teacher,
+        teacher_rows="committed",
+    )
+    return context, block
+
+
+def cut_short(directory: Path) -> None:
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def flip_a_bit(directory: Path) -> None:
+    weights = directory / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 4
+    weights.write_bytes(content)
+
+
+def rewrite(directory: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change a weight and make the manifest agree."""
+    weights = directory / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["norm.weight"] = change(tensors["norm.weight"]).contiguous()
+    save_file(tensors, weights)
+    amend(
+        directory,
+        sha256=file_digest(weights),
+        context_sha256=context_digest(tensors),
+    )
+
+
+def amend(directory: Path, **changes: object) -> None:
+    path = directory / "manifest.json"
+    manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, **changes)))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated": (cut_short, "SHA-256"),
+    "a flipped bit": (flip_a_bit, "SHA-256"),
+    "NaN": (lambda d: rewrite(d, lambda t: t * torch.nan), "NaN or infinite"),
+    "another shape": (lambda d: rewrite(d, lambda t: t[1:]), "has shape"),
+    "another type": (lambda d: rewrite(d, lambda t: t.half()), "other types"),
+    "foreign": (lambda d: amend(d, lineage="f" * 16), "belongs to lineage"),
+    "other context": (lambda d: amend(d, context_sha256="0" * 64), "context weights"),
+    "a torn manifest": (lambda d: (d / "manifest.json").write_text('{"format":'), "is damaged"),
+    "missing": (lambda d: d.rename(d.with_name(".gone")), "is not in"),
+}
+
+
+def test_a_damaged_version_is_refused_and_the_next_good_one_served(world: World) -> None:
+    writer = open_writer(world.store, world.drafter)
+    announcer = Announcer(world.channel.versions)
+    current = world.store / "CURRENT"
+
+    def publish() -> int:
+        """Make a good version live, and wait until it is served."""
+        number = add_version(writer, world.drafter)
+        announcer.announce(writer.point(number, "good"))
+        wait_for(lambda: world.served() == number)
+        return number
+
+    def point(number: int, **changes: object) -> None:
+        """Make any version live, as nobody but a careless user would."""
+        pointer = msgspec.structs.replace(
+            writer.current(), sequence=writer.current().sequence + 1, number=number, **changes
+        )
+        current.write_bytes(msgspec.json.encode(pointer))
+        announcer.announce(pointer)
+
+    def assert_refused(reason: str) -> None:
+        wait_for(lambda: len(refusals(world.server)) > len(refused))
+        refused.append(reason)
+        assert reason in refusals(world.server)[-1]
+        assert world.served() == live
+        world.traffic.wait(5)
+
+    refused = refusals(world.server)
+    live = publish()
+    for damage, reason in DAMAGES.values():
+        number = add_version(writer, world.drafter)
+        damage(writer.path(number))
+        point(number)
+        assert_refused(reason)
+    live = publish()
+    whole = writer.current()
+    foreign = msgspec.structs.replace(whole, lineage="f" * 16, sequence=whole.sequence + 1)
+    torn = msgspec.json.encode(whole)[:40]
+    for content, reason in ((torn, "is damaged"), (msgspec.json.encode(foreign), "f" * 16)):
+        current.write_bytes(content)
+        announcer.announce(whole)  # only says that there is something to read
+        assert_refused(reason)
+    current.write_bytes(msgspec.json.encode(whole))
+    live = publish()
+    writer.close()
+    announcer.close()
+
+    # Now the live version itself: the server has it in memory, a learner that starts has not.
+    flip_a_bit(writer.path(live))
+    learner = world.start_learner()
+    world.statuses.wait(learner, lambda status: status.steps > 0)
+    assert "the live version is damaged, the base takes its place" in learner.log()
+    wait_for(lambda: world.served() == world.live().number != live)
+    world.traffic.wait(10)
+
+
+def refusals(server: Server) -> list[str]:
+    """What the server has said about versions that it did not take."""
+    return re.findall(r"a drafter version was not loaded: (.*)", server.log())
