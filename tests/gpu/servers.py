@@ -24,6 +24,7 @@ SMALL = (
     *("--chunked-prefill-size", "64"),
 )
 EAGER = ("--cuda-graph-backend-decode", "disabled")
+UNWATCHED = "[watch]\nwindow_tokens = 0\n"  # a version stays, whatever it commits
 WATCHED, RECORDING = "tests.gpu.watched_server", "tests.server.recording_server"
 
 
@@ -97,12 +98,12 @@ class Catalogue:
     def _watched(self, name: str, *extra: str) -> Launch:
         directory = self._place(name)
         steps = {STEPS_VARIABLE: str(directory / "steps.jsonl")}
-        config = write_server_config(directory, refresh_share=0.0)
+        config = write_server_config(directory, refresh_share=0.0, more=UNWATCHED)
         return Launch(self._tiny(*extra, config=config, environment=steps), WATCHED)
 
     def _recording(self, name: str, drafter: Path) -> Launch:
         directory = self._place(name)
-        config = write_server_config(directory, refresh_share=0.0)
+        config = write_server_config(directory, refresh_share=0.0, more=UNWATCHED)
         spec = recording_spec(self._target, drafter, directory, config, *BACKENDS, *SMALL)
         return Launch(spec, RECORDING)
 
