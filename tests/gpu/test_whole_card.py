@@ -60,6 +60,10 @@ def learner(places: Path) -> Iterator[Learner]:
     process.close()
 
 
+def tokens_per_pass(answers: list[GreedyAnswer]) -> float:
+    return sum(len(a.tokens) for a in answers) / sum(a.target_passes for a in answers)
+
+
 def test_a_learner_shares_the_card(
     fleet: Fleet, learner: Learner, prompts: list[list[int]]
 ) -> None:
@@ -80,10 +84,11 @@ def test_a_learner_shares_the_card(
         answer()
         return len(swaps(server)) > 0
 
-    answer()
+    static = tokens_per_pass(answer())
     learner.start()
     try:
         wait_for(serve_until_swapped, 150)
+        assert tokens_per_pass(answer()) > static
         # Weights are compared between control windows, which come and go with the traffic.
         wait_for(lambda: bool(answer()) and "is served as published" in server.log(), 60)
     finally:
