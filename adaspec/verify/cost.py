@@ -37,6 +37,7 @@ _FORGETTING = 1e-5
 _LEVEL_DRIFT = 10
 _FIRST_NOISE, _LEAST_NOISE, _MOST_NOISE = 0.1, 0.02, 0.5  # of log time
 _NOISE_RATE = 0.05
+_PROBE_NOISE = 0.05
 _STD_PER_MAD = 1.48  # of a Gaussian
 _CONTEXT_UNIT = 65536.0  # tokens
 # Prior of what so much context adds, relative to the first sample's time.
@@ -144,11 +145,19 @@ class CostModel:
             self._update()
 
     def seed(self, samples: Iterable[CostSample]) -> None:
-        """Take in the measurements of a start-up probe."""
-        for sample in samples:
-            self.observe(sample)
-        if self._waiting:
-            self._update()
+        """Take in the measurements of a start-up probe, at once; repeats count by their median."""
+        repeats: dict[tuple[int, int, int, bool], list[float]] = {}
+        for s in samples:
+            if 0 < s.seconds < np.inf:
+                point = (s.batch, s.tokens, s.context_tokens, s.drafted)
+                repeats.setdefault(point, []).append(s.seconds)
+                self._samples[s.drafted] += 1
+        medians = [CostSample(*point, float(np.median(t))) for point, t in repeats.items()]
+        if not medians:
+            return
+        design, surprise = self._surprise(medians)
+        noise = _PROBE_NOISE / np.sqrt([len(t) for t in repeats.values()])
+        self._correct(design, surprise, noise)
 
     def curve(self, batch: int, tokens: Ints) -> CostCurve:
         """Expected duration of drafted steps by verified tokens; holds until `updates` changes."""
@@ -167,11 +176,16 @@ class CostModel:
         time = math.exp(log_time) + float(price) * context_tokens / _CONTEXT_UNIT
         return self._origin * time
 
-    def relative_error(self, batch: int, tokens: int, drafted: bool) -> float:
-        """Standard deviation of the prediction's logarithm, the scatter of steps not included."""
-        place = self.grid.place(batch, tokens, drafted)
-        knots, weights = list(place.knots), np.array(place.weights)
-        return float(np.sqrt(weights @ self._covariance[np.ix_(knots, knots)] @ weights))
+    def doubt(self, batch: int, tokens: Ints, drafted: bool) -> Array:
+        """Standard deviation ``[choices]`` of the predictions' logarithms: how little is known.
+
+        The scatter of single steps is not part of it.
+        """
+        places = [self.grid.place(batch, int(t), drafted) for t in tokens]
+        knots, weights = np.array([p.knots for p in places]), np.array([p.weights for p in places])
+        among = self._covariance[knots[:, :, None], knots[:, None, :]]  # [choices, corners, ..]
+        variance: Array = np.einsum("ci,cij,cj->c", weights, among, weights)
+        return np.sqrt(variance)
 
     def table(self) -> CostTable:
         """The current table."""
@@ -189,36 +203,44 @@ class CostModel:
         )
 
     def _update(self) -> None:
-        """Extended Kalman step on the logarithms of the waiting samples' times."""
+        """Take in the waiting samples."""
         samples, self._waiting = self._waiting, []
         for sample in samples:
             self._samples[sample.drafted] += 1
-        times = np.array([s.seconds for s in samples])
-        if self._origin == 0.0:
-            self._origin = float(np.median(times))
-        ratios = np.clip(times / self._origin, 1 / _LONGEST_RATIO, _LONGEST_RATIO)
-        design, predicted = self._linearise(samples)
-        surprise = np.log(ratios) - predicted
+        design, surprise = self._surprise(samples)
         self._covariance += _FORGETTING * len(samples) * (self._drift - self._covariance)
-
-        across = self._covariance @ design.T  # [state, samples]
-        spread = np.sqrt((design * across.T).sum(-1) + self._noise**2)  # [samples]
+        spread = self._spread(design)
         median = float(np.median(surprise))
         if abs(np.median(surprise / spread)) > _CLIP:
             size = self.grid.size
             self._covariance[:size, :size] += median**2
-            across = self._covariance @ design.T
-            spread = np.sqrt((design * across.T).sum(-1) + self._noise**2)
+            spread = self._spread(design)
         else:
             scatter = _STD_PER_MAD * float(np.median(np.abs(surprise - median)))
             noise = self._noise + _NOISE_RATE * (scatter - self._noise)
             self._noise = min(max(noise, _LEAST_NOISE), _MOST_NOISE)
         reach = _CLIP * spread
         surprise = median + np.clip(surprise - median, -reach, reach)
+        self._correct(design, surprise, np.full(len(samples), self._noise))
 
-        joint = design @ across
-        joint[range(len(samples)), range(len(samples))] += self._noise**2
-        gain = np.linalg.solve(joint, across.T).T  # [state, samples]
+    def _surprise(self, samples: list[CostSample]) -> tuple[Array, Array]:
+        """Design ``[samples, state]``, and log of the times over what was expected."""
+        times = np.array([s.seconds for s in samples])
+        if self._origin == 0.0:
+            self._origin = float(np.median(times))
+        ratios = np.clip(times / self._origin, 1 / _LONGEST_RATIO, _LONGEST_RATIO)
+        design, predicted = self._linearise(samples)
+        return design, np.log(ratios) - predicted
+
+    def _spread(self, design: Array) -> Array:
+        """Standard deviation ``[samples]`` of what samples of this design will show."""
+        variance: Array = ((design @ self._covariance) * design).sum(-1)
+        return np.sqrt(variance + self._noise**2)
+
+    def _correct(self, design: Array, surprise: Array, noise: Array) -> None:
+        """Step of the extended Kalman filter; noise: ``[samples]``, standard deviations."""
+        across = self._covariance @ design.T  # [state, samples]
+        gain = np.linalg.solve(design @ across + np.diag(noise**2), across.T).T
         self._mean += gain @ surprise
         self._covariance -= gain @ across.T
         self._mean[self.grid.size :] = np.maximum(self._mean[self.grid.size :], 0.0)

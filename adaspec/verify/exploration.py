@@ -1,9 +1,9 @@
 """Steps taken for what they teach, paid from a fixed share of time."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Arm = Literal["plain", "draft", "longer"]
+Arm = Literal["plain", "draft", "longer", "doubtful"]
 
 _FIRST_INTERVAL = 16  # steps
 _LONGEST_INTERVAL = 512
@@ -30,7 +30,7 @@ class Exploration:
         self._share = share
         self._credit = 0.0
         self._steps = 0
-        self._arms: dict[Arm, _Tried] = {arm: _Tried() for arm in ("plain", "draft", "longer")}
+        self._arms: dict[Arm, _Tried] = {arm: _Tried() for arm in get_args(Arm)}
 
     @property
     def credit(self) -> float:
@@ -60,6 +60,11 @@ class Exploration:
         tried.last = self._steps
         self._credit -= max(loss, 0.0)
         return True
+
+    def skip(self, arm: Arm) -> None:
+        """A trial of ``arm`` cannot change anything now: ask again later."""
+        tried = self._arms[arm]
+        tried.last, tried.interval = self._steps, min(2 * tried.interval, _LONGEST_INTERVAL)
 
     def chosen(self, arm: Arm) -> None:
         """``arm`` is what looks best now: it needs no trial."""

@@ -15,6 +15,7 @@ _SLOPE = 0.25  # per octave of tokens
 _ALONG_TOKENS, _TOKEN_SCALE = 0.15, 1.5
 _ALONG_BATCH, _BATCH_SCALE = 0.15, 2.0
 _LOCAL, _LOCAL_SCALE = 0.1, 1.0
+_ALONE = 0.05  # of a knot by itself: kinks that neighbours know nothing of
 _PLAIN, _PLAIN_LOCAL = 0.4, 0.15  # plain against drafted steps
 # Prior mean: a step grows with its tokens, between flat and in proportion; a draft pass costs.
 _MEAN_SLOPE = 0.25
@@ -90,6 +91,7 @@ class CostGrid:
             + _ALONG_TOKENS**2 * alike(c, _TOKEN_SCALE)
             + _ALONG_BATCH**2 * alike(a, _BATCH_SCALE)
             + _LOCAL**2 * alike(a, _LOCAL_SCALE) * alike(c, _LOCAL_SCALE)
+            + _ALONE**2 * np.eye(self.size)
             + np.outer(plain, plain) * (_PLAIN**2 + _PLAIN_LOCAL**2 * alike(a, _BATCH_SCALE))
         )
         return _MEAN_SLOPE * centred + _MEAN_PLAIN * plain, covariance

@@ -14,7 +14,8 @@ from adaspec.verify.traffic import expected_commits, expected_uniform_commits
 # A change between plain and drafted steps must promise this much; staying costs no more than it.
 _SWITCH_GAIN = 1.005
 _LONGER = 1.5  # drafts of an exploratory step, against the best
-_DOUBT = 3.0  # standard deviations of log time
+# A trial can matter only if the step would pay were it so many standard deviations faster.
+_DOUBT = 2.0
 _PLAIN_TRIALS = 8  # plain steps taken at the start when no probe has measured any
 
 
@@ -45,6 +46,7 @@ class GoodputPlanner:
         self._choices: dict[int, _Choices] = {}
         self._drafts = True  # whether drafting is what looks best
         self._plain_trials = 0
+        self._usual_batch = 1  # the load exploration has adapted to
 
     @property
     def exploration_credit(self) -> float:
@@ -66,6 +68,9 @@ class GoodputPlanner:
             survival_known: whether it rests on flags; if not, the step drafts in any case.
         """
         batch = load.batch
+        if not self._usual_batch / 2 < batch < self._usual_batch * 2:
+            self._usual_batch = batch
+            self._exploration.restart()
         choices = self._choices_for(batch)
         if not self._cost.samples(drafted=True):
             return StepPlan(load, True, int(choices.tokens[-1]), "no cost data")
@@ -123,15 +128,25 @@ class GoodputPlanner:
             return StepPlan(load, False, load.batch, "goodput", rate)
         explore.chosen("draft")
         if explore.is_due("plain"):
-            # A trial can matter only if the time of a plain step is uncertain enough.
-            doubt = self._cost.relative_error(padded, padded, drafted=False)
-            could_pay = plain_rate * math.exp(_DOUBT * doubt) > rate
-            if could_pay and explore.pay("plain", plain_seconds - load.batch / rate):
+            padded_batch = np.array([padded])
+            doubt = float(self._cost.doubt(padded, padded_batch, drafted=False)[0])
+            if plain_rate * math.exp(_DOUBT * doubt) <= rate:
+                explore.skip("plain")
+            elif explore.pay("plain", plain_seconds - load.batch / rate):
                 return StepPlan(load, False, load.batch, "exploration", rate)
+        losses = seconds - commits / rate
+        if explore.is_due("doubtful"):
+            doubts = self._cost.doubt(load.batch, choices.padded, drafted=True)
+            hopes = commits / seconds * np.exp(_DOUBT * doubts)
+            hopes[best] = 0.0
+            other = int(hopes[1:].argmax()) + 1
+            if hopes[other] <= rate:
+                explore.skip("doubtful")
+            elif explore.pay("doubtful", float(losses[other])):
+                return drafted(other, "exploration")
         longer = int(np.searchsorted(choices.drafts, _LONGER * choices.drafts[best]))
         longer = min(longer, len(choices.drafts) - 1)
-        loss = float(seconds[longer] - commits[longer] / rate)
-        if longer > best and explore.pay("longer", loss):
+        if longer > best and explore.pay("longer", float(losses[longer])):
             return drafted(longer, "exploration")
         return drafted(best, "goodput")
 

@@ -1,0 +1,184 @@
+"""The whole policy against every fixed length, on servers whose truth is known."""
+
+import numpy as np
+import pytest
+import torch
+
+from adaspec.config import GoodputConfig
+from adaspec.verify import GoodputPolicy, VerifyShapes
+from tests.verify.world import (
+    BLOCK,
+    EASY,
+    HARD,
+    TIERS,
+    Server,
+    StepTime,
+    World,
+    block_commits,
+    cpu_time,
+    fixed_rate,
+    gpu_time,
+    saturated_time,
+)
+
+LENGTHS = range(1, BLOCK + 1)
+CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128)
+RAMP = (*CONCURRENCY, *CONCURRENCY[-2::-1])
+
+ON_CPU = VerifyShapes(BLOCK, 128, ragged=True, on_host=True)
+UNIFORM = VerifyShapes(BLOCK, 128, ragged=False)
+TIERED = VerifyShapes(BLOCK, 128, ragged=True, token_tiers=TIERS)
+SERVERS = pytest.mark.parametrize(
+    ("step_time", "shapes"),
+    [(cpu_time, ON_CPU), (gpu_time, TIERED), (gpu_time, UNIFORM), (saturated_time, UNIFORM)],
+    ids=["cpu", "gpu-tiers", "gpu-uniform", "saturated"],
+)
+
+
+def steps_at(concurrency: int) -> int:
+    """Enough blocks to compare rates."""
+    return max(100, 1500 // concurrency)
+
+
+def best_fixed(world: World, concurrency: int, shift: float = 0.0) -> float:
+    return max(fixed_rate(world, length, concurrency, shift) for length in LENGTHS)
+
+
+def serve(world: World, shapes: VerifyShapes) -> tuple[Server, GoodputPolicy]:
+    policy = GoodputPolicy(
+        GoodputConfig(), shapes, torch.device("cpu"), has_confidence=world.has_confidence
+    )
+    server = Server(world, shapes, policy)
+    server.probe()
+    return server, policy
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCY)
+@SERVERS
+def test_no_fixed_length_is_better_at_any_concurrency(
+    step_time: StepTime, shapes: VerifyShapes, concurrency: int
+) -> None:
+    """All exploration included, after a short warm-up."""
+    world = World(step_time=step_time)
+    server, policy = serve(world, shapes)
+    server.run(concurrency, 100)
+    result = server.run(concurrency, steps_at(concurrency))
+    assert result.rate >= 0.98 * best_fixed(world, concurrency)
+
+
+@SERVERS
+def test_nothing_is_lost_at_concurrency_one(step_time: StepTime, shapes: VerifyShapes) -> None:
+    world = World(step_time=step_time)
+    server, _ = serve(world, shapes)
+    server.run(1, 300)
+    assert server.run(1, 3000).rate >= 0.99 * best_fixed(world, 1)
+
+
+def ramp_seconds(rate_at: dict[int, float]) -> float:
+    """Time that the same work takes at these rates: as much at every step of the ramp."""
+    return sum(1 / rate_at[c] for c in RAMP)
+
+
+@SERVERS
+def test_it_beats_every_fixed_length_over_a_ramp(step_time: StepTime, shapes: VerifyShapes) -> None:
+    """Load rises to 128 and falls again, on one server that has seen nothing but its probe."""
+    world = World(step_time=step_time)
+    server, _ = serve(world, shapes)
+    ours = sum(1 / server.run(c, steps_at(c)).rate for c in RAMP)
+    for length in LENGTHS:
+        assert ours < ramp_seconds({c: fixed_rate(world, length, c) for c in RAMP})
+
+
+@pytest.mark.parametrize("concurrency", [4, 16])
+@SERVERS
+def test_it_beats_every_fixed_length_on_easy_and_hard_requests_together(
+    step_time: StepTime, shapes: VerifyShapes, concurrency: int
+) -> None:
+    """Where lengths can differ by request, clearly; else it is not behind."""
+    world = World(kinds=(EASY, HARD), step_time=step_time)
+    server, _ = serve(world, shapes)
+    server.run(concurrency, 100)
+    result = server.run(concurrency, 2 * steps_at(concurrency))
+    margin = 1.02 if step_time is cpu_time and concurrency == 4 else 0.98
+    assert result.rate >= margin * best_fixed(world, concurrency)
+
+
+def test_ragged_lengths_follow_the_requests() -> None:
+    """Mixed load where tokens cost: requests of both kinds in one step get different lengths."""
+    world = World(kinds=(EASY, HARD), step_time=cpu_time)
+    server, policy = serve(world, ON_CPU)
+    server.run(4, 400)
+    expected = [block_commits(kind, BLOCK) for kind in (EASY, HARD)]
+    assert expected[0] > 3 * expected[1]
+    assert server.run(4, 600).rate > 1.05 * best_fixed(world, 4)
+
+
+def test_it_works_without_confidence() -> None:
+    world = World(kinds=(EASY, HARD), step_time=gpu_time, has_confidence=False)
+    server, _ = serve(world, TIERED)
+    server.run(64, 100)
+    assert server.run(64, 200).rate >= 0.98 * best_fixed(world, 64)
+
+
+@pytest.mark.parametrize("concurrency", [8, 128])
+def test_better_drafts_are_noticed_while_plain_decoding_pays(concurrency: int) -> None:
+    """Drafting is off; then drafts become good, as after a new version, without any notice."""
+    world = World(step_time=saturated_time)
+    server, _ = serve(world, UNIFORM)
+    server.log_odds_shift = -3.0
+    before = server.run(concurrency, 400)
+    assert before.plain_steps > 0.9 * before.steps
+    assert before.rate >= 0.98 * concurrency / saturated_time(concurrency, concurrency, 0, False)
+    server.log_odds_shift = 2.0
+    server.run(concurrency, 1500)
+    after = server.run(concurrency, 200)
+    assert after.rate >= 0.97 * best_fixed(world, concurrency, shift=2.0)
+
+
+def test_drafts_that_become_worse_are_noticed() -> None:
+    world = World(step_time=saturated_time)
+    server, _ = serve(world, UNIFORM)
+    server.run(8, 300)
+    server.log_odds_shift = -3.0
+    server.run(8, 100)
+    after = server.run(8, 400)
+    assert after.rate >= 0.98 * best_fixed(world, 8, shift=-3.0)
+
+
+def test_a_slower_machine_is_followed() -> None:
+    world = World(step_time=gpu_time)
+    server, _ = serve(world, TIERED)
+    server.run(64, 200)
+    server.slowness = 2.0
+    server.run(64, 50)
+    assert server.run(64, 150).rate >= 0.98 * best_fixed(world, 64) / 2
+
+
+@pytest.mark.parametrize("sampled", [0.0, 0.5])
+def test_predictions_are_calibrated(sampled: float) -> None:
+    world = World(kinds=(EASY, HARD), step_time=gpu_time, sampled=sampled)
+    server, policy = serve(world, TIERED)
+    server.run(16, 300)
+    state = policy.state()
+    assert state.greedy.mean_ece < 0.05
+    if sampled:
+        assert state.sampled.mean_ece < 0.05
+
+
+def test_all_of_it_is_repeatable() -> None:
+    """The same history leads to the same plans: nothing depends on a clock of its own."""
+    world = World(kinds=(EASY, HARD), step_time=gpu_time)
+    rates = set()
+    for _ in range(2):
+        server, _ = serve(world, TIERED)
+        rates.add(server.run(16, 100).rate)
+    assert len(rates) == 1
+
+
+def test_without_a_probe_it_gets_there_by_itself() -> None:
+    world = World(step_time=gpu_time)
+    policy = GoodputPolicy(GoodputConfig(), TIERED, torch.device("cpu"))
+    server = Server(world, TIERED, policy)
+    server.run(32, 400)
+    assert np.isfinite(policy.state().cost.noise)
+    assert server.run(32, 200).rate >= 0.97 * best_fixed(world, 32)
