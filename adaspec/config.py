@@ -113,9 +113,10 @@ class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             the features of prefixes that it does not know.
         bytes_per_second: average rate the stream is held to.
         queue_bytes: cap of what waits in memory to be sent.
-        teacher: what the learner is told of the target's word on each row: ``top-k``: its largest
-            logits; ``hidden``: its last hidden state, of which the learner makes all logits.
-        top_k: target logits kept for each row, with their exact logsumexp.
+        teacher: what the learner is told of the target's word on each row: ``hidden``: its last
+            hidden state, of which the learner makes the logits; ``top-k``: its largest logits,
+            which costs the server a sort of every row.
+        top_k: target logits kept for each row, with their exact logsumexp, under ``top-k``.
         teacher_rows: teacher rows of committed tokens only, or of all verified tokens.
         steps_per_record: verify steps of a request that are joined into one record.
     """
@@ -125,7 +126,7 @@ class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     refresh_share: Share = 0.02
     bytes_per_second: PositiveFloat = 64e6
     queue_bytes: PositiveInt = 256 << 20
-    teacher: Literal["top-k", "hidden"] = "top-k"
+    teacher: Literal["hidden", "top-k"] = "hidden"
     top_k: PositiveInt = 64
     teacher_rows: Literal["committed", "verified"] = "committed"
     steps_per_record: PositiveInt = 16
@@ -147,10 +148,12 @@ class WatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """When a version that was swapped in is given up again.
 
     Attributes:
-        window_tokens: committed tokens of traffic just before the swap that a version is compared
-            with, and committed tokens after which the comparison ends; 0 watches nothing.
+        window_tokens: where there is no control: committed tokens of traffic just before the swap
+            that a version is compared with, and those after which the comparison ends. 0 watches
+            nothing and runs no control.
         max_fall: relative fall of the committed tokens per target pass that is tolerated.
         confidence: with which the fall must exceed ``max_fall``.
+        control_share: share of steps that draft with the frozen base, for comparison.
     """
 
     window_tokens: Annotated[int, msgspec.Meta(ge=0)] = 8192

@@ -4,13 +4,13 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
-from adaspec.config import AdaSpecConfig, TapConfig
+from adaspec.config import AdaSpecConfig, TapConfig, WatchConfig
 from adaspec.drafters.checkpoint import read_tensors
 from adaspec.errors import AdaSpecError
 from adaspec.feedback import Channel, FeedbackCollector, FeedbackSender, open_channel
@@ -18,8 +18,10 @@ from adaspec.versions import BASE, context_digest, lineage_of, read_manifest
 from sglang_patches.checks import model_directory
 from sglang_patches.online import namespace
 from sglang_patches.online.agreement import Agreement
+from sglang_patches.online.control import ControlWindows
 from sglang_patches.online.last_hidden import keep_last_hidden_states
-from sglang_patches.online.swap import Served, VersionSwapper
+from sglang_patches.online.served import Served
+from sglang_patches.online.swap import VersionSwapper
 from sglang_patches.online.tap import FeedbackTap
 from sglang_patches.online.watch import AcceptanceWatch
 from sglang_patches.online.weights import DraftWeights
@@ -38,6 +40,20 @@ logger = logging.getLogger(__name__)
 _MAX_STEPS_IN_FLIGHT = 8
 
 
+class _Step(NamedTuple):
+    """A verify step whose counts are on their way.
+
+    Attributes:
+        drafted_by: version that drafted: the live one or, in a control window, the base.
+        live: version that was live.
+        width: verify length in tokens.
+    """
+
+    drafted_by: int
+    live: int
+    width: int
+
+
 class OnlineLoop:
     """Feedback, versions and the watch, called by the worker on the scheduler's thread.
 
@@ -45,8 +61,9 @@ class OnlineLoop:
         start: the version the server started with.
         tap: None if no feedback is sent from this rank.
         swapper: None if no versions are followed.
-        watch: None on ranks that do not decide, and if nothing is watched.
-        metrics: None on the same ranks, and without SGLang's ``--enable-metrics``.
+        watch: None if nothing is watched. Every rank has one: they count the same steps, so they
+            trust and give up the same versions.
+        metrics: None on all ranks but the first, and without SGLang's ``--enable-metrics``.
     """
 
     def __init__(
@@ -63,16 +80,20 @@ class OnlineLoop:
         self._watch = watch
         self._metrics = metrics
         self._prefill_taps: Tensor | None = None
-        # (version, verify length) of each
-        self._steps_in_flight: deque[tuple[int, int]] = deque(maxlen=_MAX_STEPS_IN_FLIGHT)
+        self._steps_in_flight: deque[_Step] = deque(maxlen=_MAX_STEPS_IN_FLIGHT)
 
     @property
     def version(self) -> int:
         """Number of the live version."""
         return self._start.number if self._swapper is None else self._swapper.version
 
+    @property
+    def drafting(self) -> int:
+        """Number of the version that drafts: the live one or, in a control window, the base."""
+        return self._start.number if self._swapper is None else self._swapper.drafting
+
     def before_step(self) -> None:
-        """Swap, if there is something to swap. Every rank calls it before every step."""
+        """Swap, or open or close a control window. Every rank calls it before every step."""
         if self._swapper is None:
             return
         swap = self._swapper.between_steps()
@@ -88,10 +109,10 @@ class OnlineLoop:
             namespace.use_context(None if first else swap.context_sha256)
         if self._metrics is not None:
             self._metrics.count_swap(swap.version, swap.rolled_back)
-        if self._watch is None:
+        if self._watch is not None:
+            self._watch.swapped(swap.rolled_back, self._swapper.standing)
+        if self._watch is None or not self._watch.on_trial:
             self._swapper.trust_live()
-        else:
-            self._watch.swapped(swap.rolled_back)
         if swap.rolled_back and self._tap is not None:
             self._tap.collector.report_rollback(swap.before, swap.version, swap.reason)
 
@@ -126,25 +147,32 @@ class OnlineLoop:
         verdict: "Verdict",
     ) -> None:
         """A verify step has been judged; see `FeedbackTap.after_verify`."""
-        self._steps_in_flight.append((self.version, tokens.shape[1]))
+        width = tokens.shape[1]
+        self._steps_in_flight.append(_Step(self.drafting, self.version, width))
+        if self._swapper is not None and width > 1:
+            self._swapper.count_draft()
         if self._tap is not None:
-            self._tap.after_verify(reqs, prefix_lens, tokens, taps, verdict, self.version)
+            self._tap.after_verify(reqs, prefix_lens, tokens, taps, verdict, self.drafting)
 
     def after_counts(self, accepted: Sequence[int]) -> None:
         """Accepted drafts of each request of the oldest step in flight have reached the host."""
         if not self._steps_in_flight:
             return
-        version, width = self._steps_in_flight.popleft()
+        step = self._steps_in_flight.popleft()
         if self._metrics is not None:
-            self._metrics.count_step(version, width, accepted)
-        if self._watch is None or self._swapper is None or version != self.version:
+            self._metrics.count_step(step.drafted_by, step.width, accepted)
+        # Steps without drafts say nothing about a version.
+        if self._watch is None or self._swapper is None or step.live != self.version:
             return
-        outcome = self._watch.observe(sum(accepted) + len(accepted), len(accepted))
+        if step.width == 1:
+            return
+        committed = sum(accepted) + len(accepted)
+        outcome = self._watch.observe(committed, len(accepted), step.drafted_by != step.live)
         if outcome is None:
             return
         logger.info(
             "version %d %s: %s",
-            version,
+            step.live,
             "is given up" if outcome.roll_back else "stays",
             outcome.reason,
         )
@@ -193,6 +221,7 @@ def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop |
     if config.channel.store is not None:
         weights = DraftWeights(worker.draft_model, lambda: worker.fused_kv_helper)
         _refuse_what_cannot_be_swapped(weights.differences(tensors))
+        control = _make_control(config.watch, weights, start, tensors)
         logger.info(
             "further sets of the drafter's weights take %.0f MB of %s",
             weights.nbytes / 1e6,
@@ -206,10 +235,11 @@ def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop |
             Path(config.channel.store).expanduser(),
             channel.versions,
             Agreement(get_parallel().tp_group.cpu_group),
+            control,
             (lambda seconds: None) if metrics is None else metrics.observe_pause,
         )
-        if decides and config.watch.window_tokens > 0:
-            watch = AcceptanceWatch(config.watch)
+        if config.watch.window_tokens > 0:
+            watch = AcceptanceWatch(config.watch, swapper.standing)
     return OnlineLoop(start, tap, swapper, watch, metrics)
 
 
@@ -235,6 +265,23 @@ def _start_tap(
     )
     top_k = config.top_k if config.teacher == "top-k" else None
     return FeedbackTap(collector, top_k, torch.device(worker.device))
+
+
+def _make_control(
+    config: WatchConfig, weights: DraftWeights, start: Served, tensors: dict[str, Tensor]
+) -> ControlWindows:
+    """Control windows, if they are asked for and the server has started with the base."""
+    share = config.control_share if config.window_tokens > 0 else 0.0
+    if share and start.number != BASE:
+        share = 0.0
+        logger.info(
+            "the server started with version %d, so there is no base to compare versions with; "
+            "start it with the drafter that the learner started from to get one",
+            start.number,
+        )
+    if share:
+        weights.hold_base(tensors)
+    return ControlWindows(weights, start, share)
 
 
 def _refuse_what_cannot_be_swapped(differences: list[str]) -> None:

@@ -7,9 +7,7 @@ target has not changed.
 
 import logging
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,43 +15,14 @@ from torch import nn
 
 from adaspec.versions import Arrival, Manifest, Refusal, StagedVersion, VersionFollower
 from sglang_patches.online.agreement import Agreement
+from sglang_patches.online.clock import StreamClock
+from sglang_patches.online.control import ControlWindows
+from sglang_patches.online.served import Served, Standing, Swap
 from sglang_patches.online.weights import DraftWeights, sampled_checksum
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Served:
-    """A version that is, or can be, served.
-
-    Attributes:
-        number: within the lineage.
-        context_sha256: see `Manifest`.
-    """
-
-    number: int
-    context_sha256: str
-
-
-@dataclass(frozen=True)
-class Swap:
-    """A change of the live weights.
-
-    Attributes:
-        version: now live.
-        before: live until now.
-        rolled_back: it is a return to the trusted version.
-        context_sha256: of the weights that context K/V are made of, now.
-        context_changed: context K/V written before do not fit the version that is now live.
-        reason: one sentence.
-    """
-
-    version: int
-    before: int
-    rolled_back: bool
-    context_sha256: str
-    context_changed: bool
-    reason: str
+_AUDIT_RETRY_S = 0.05
 
 
 class VersionSwapper:
@@ -65,6 +34,7 @@ class VersionSwapper:
         start: the version the server started with.
         lineage, store, endpoint: see `VersionFollower`.
         agreement: among tensor-parallel ranks.
+        control: windows that draft with the base.
         on_pause: told the seconds of each swap, from a thread of ours.
     """
 
@@ -77,12 +47,14 @@ class VersionSwapper:
         store: Path,
         endpoint: str,
         agreement: Agreement,
+        control: ControlWindows,
         on_pause: Callable[[float], None],
     ) -> None:
         self._weights = weights
         self._target = target
         self._target_checksum = sampled_checksum(target)
         self._agreement = agreement
+        self._control = control
         self._on_pause = on_pause
         self._live = self._trusted = start
         self._staged: Manifest | None = None
@@ -91,7 +63,8 @@ class VersionSwapper:
         self._arrival: Arrival | None = None
         self._roll_back_reason: str | None = None
         self._swaps = 0
-        self._last_install: _Clock | None = None
+        self._closed = threading.Event()
+        self._last_install: StreamClock | None = None
         self.audit_failures = 0
         self._follower = VersionFollower(store, endpoint, lineage, self._stage)
 
@@ -99,6 +72,16 @@ class VersionSwapper:
     def version(self) -> int:
         """Number of the live version."""
         return self._live.number
+
+    @property
+    def drafting(self) -> int:
+        """Number of the version that drafts now: the live one or, in a control window, the base."""
+        return self._control.base.number if self._control.is_open else self._live.number
+
+    @property
+    def standing(self) -> Standing:
+        """What the live version can be compared with."""
+        return self._control.standing
 
     @property
     def trusted(self) -> int:
@@ -119,11 +102,25 @@ class VersionSwapper:
         self._trusted = self._live
 
     def request_roll_back(self, reason: str) -> None:
-        """Go back to the trusted version at the next step that may decide."""
+        """Go back at the next step that may decide: to the trusted version or, if that is the live
+        one and has lost to the base in control windows, to the base.
+        """
         self._roll_back_reason = reason
 
+    def count_draft(self) -> None:
+        """A step with a draft pass has run; call it on every rank."""
+        self._control.count_draft()
+
     def between_steps(self) -> Swap | None:
-        """Swap if there is something to swap; call it once before each step, on every rank."""
+        """Swap if there is something to swap, open or close a control window if it is time to.
+
+        Call it once before each step, on every rank.
+        """
+        swap = self._decide()
+        self._control.before_step()
+        return swap
+
+    def _decide(self) -> Swap | None:
         self._arrival = self._follower.take() or self._arrival
         if not self._agreement.is_due():
             return None
@@ -140,6 +137,7 @@ class VersionSwapper:
 
     def close(self) -> None:
         """Stop following."""
+        self._closed.set()
         self._follower.close()
 
     def _stage(self, version: StagedVersion) -> StagedVersion:
@@ -168,54 +166,65 @@ class VersionSwapper:
         return arrival.pointer.sequence
 
     def _install(self, arrival: Arrival) -> Swap:
-        before, manifest = self._live, arrival.version.manifest
-        clock = self._last_install = _Clock(self._weights.on_gpu)
-        if before is self._trusted:
+        manifest = arrival.version.manifest
+        self._control.close()
+        self._swaps += 1
+        clock = self._last_install = StreamClock(self._weights.on_gpu)
+        if self._live is self._trusted:
             self._weights.trust_live()
         self._weights.install_staged()
         clock.stop()
-        self._live = Served(manifest.number, manifest.context_sha256)
-        self._swaps += 1
+        swap = self._go_on_with(
+            Served(manifest.number, manifest.context_sha256), False, arrival.pointer.reason
+        )
         threading.Thread(
             target=self._audit,
             args=(arrival.version, self._swaps, clock),
             name="adaspec-audit",
             daemon=True,
         ).start()
-        return self._describe(before, False, arrival.pointer.reason)
+        return swap
 
-    def _roll_back(self) -> Swap:
-        before, reason = self._live, self._roll_back_reason or "another rank asked for it"
+    def _roll_back(self) -> Swap | None:
+        reason = self._roll_back_reason or "another rank asked for it"
         self._roll_back_reason = None
-        self._weights.restore()
-        self._live = self._trusted
+        if self._live is self._trusted and self.standing != "controlled":
+            return None
+        self._control.close()
         self._swaps += 1
-        return self._describe(before, True, reason)
+        if self._live is self._trusted:
+            self._weights.restore_base()
+            self._trusted = self._control.base
+        else:
+            self._weights.restore()
+        return self._go_on_with(self._trusted, True, reason)
 
-    def _describe(self, before: Served, rolled_back: bool, reason: str) -> Swap:
+    def _go_on_with(self, live: Served, rolled_back: bool, reason: str) -> Swap:
+        """The weights of ``live`` are in place."""
+        before, self._live = self._live, live
+        self._control.follow(live)
         swap = Swap(
-            self._live.number,
+            live.number,
             before.number,
             rolled_back,
-            self._live.context_sha256,
-            self._live.context_sha256 != before.context_sha256,
+            live.context_sha256,
+            live.context_sha256 != before.context_sha256,
             reason,
         )
         word = "rolled back" if rolled_back else "swapped"
         logger.info(
-            "drafter %s from version %d to %d: %s", word, before.number, swap.version, reason
+            "drafter %s from version %d to %d: %s", word, before.number, live.number, reason
         )
         return swap
 
-    def _audit(self, version: StagedVersion, swap: int, clock: "_Clock") -> None:
+    def _audit(self, version: StagedVersion, swap: int, clock: "StreamClock") -> None:
         seconds = clock.seconds()
         self._on_pause(seconds)
-        wrong = self._weights.differences(version.tensors)
+        wrong = self._differences(version, swap)
         target_changed = sampled_checksum(self._target) != self._target_checksum
-        if target_changed:
-            wrong.append("the target")
-        if swap != self._swaps and not target_changed:
-            return  # overtaken by another swap while comparing
+        if wrong is None and not target_changed:
+            return
+        wrong = (wrong or []) + ["the target"] * target_changed
         number = version.manifest.number
         if wrong:
             self.audit_failures += 1
@@ -232,6 +241,21 @@ class VersionSwapper:
                 1e3 * seconds,
             )
 
+    def _differences(self, version: StagedVersion, swap: int) -> list[str] | None:
+        """Served weights that are not the version's; None if another swap was faster.
+
+        A control window that is open, or opens meanwhile, is waited for.
+        """
+        while swap == self._swaps and not self._closed.is_set():
+            exchanges = self._control.exchanges
+            if not self._control.is_open:
+                self._control.wait()
+                wrong = self._weights.differences(version.tensors)
+                if swap == self._swaps and exchanges == self._control.exchanges:
+                    return wrong
+            self._closed.wait(_AUDIT_RETRY_S)
+        return None
+
 
 class _TryLock:
     """A lock taken only if it is free; the value says whether it was."""
@@ -247,32 +271,3 @@ class _TryLock:
     def __exit__(self, *error: object) -> None:
         if self._owned:
             self._lock.release()
-
-
-class _Clock:
-    """Seconds that the current stream is busy with a swap, read later and elsewhere."""
-
-    def __init__(self, on_gpu: bool) -> None:
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if on_gpu:
-            self._events = (
-                torch.cuda.Event(enable_timing=True),
-                torch.cuda.Event(enable_timing=True),
-            )
-            self._events[0].record()
-        self._started = time.perf_counter()
-        self._host_seconds = 0.0
-
-    def stop(self) -> None:
-        """The swap's last operation has been issued."""
-        self._host_seconds = time.perf_counter() - self._started
-        if self._events is not None:
-            self._events[1].record()
-
-    def seconds(self) -> float:
-        """Time on the device, or on the host if that is longer; waits for the device."""
-        if self._events is None:
-            return self._host_seconds
-        begin, end = self._events
-        end.synchronize()
-        return max(self._host_seconds, begin.elapsed_time(end) / 1e3)

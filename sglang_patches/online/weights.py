@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from adaspec.versions import is_context_weight
+
 if TYPE_CHECKING:
     from sglang.kernels.ops.speculative.fused_kv_materialize import FusedKVMaterializeHelper
 
@@ -13,10 +15,10 @@ _SAMPLED_ROWS = 64
 
 
 class DraftWeights:
-    """Three sets of one draft model's weights on its device; only the live one is ever served.
+    """Sets of one draft model's weights on its device; what is served is written in place.
 
-    Both further sets are allocated here, so that the sizing of KV pools sees them. Live parameters
-    are written in place: CUDA graphs have recorded their addresses.
+    Further sets are allocated at the start, so that the sizing of KV pools sees them. CUDA graphs
+    have recorded the addresses of the served one.
 
     Args:
         model: SGLang's draft model (``DFlashDraftModel``), loaded.
@@ -32,6 +34,10 @@ class DraftWeights:
         self._live = {name: p.detach() for name, p in model.named_parameters()}
         self._staged = {name: p.clone() for name, p in self._live.items()}
         self._trusted = {name: p.clone() for name, p in self._live.items()}
+        # For control windows, without the weights of the context: the frozen base, and the version
+        # that is served between the windows.
+        self._base: dict[str, Tensor] = {}
+        self._parked: dict[str, Tensor] = {}
 
     @property
     def device(self) -> torch.device:
@@ -41,7 +47,7 @@ class DraftWeights:
     @property
     def nbytes(self) -> int:
         """Memory of the sets beside the served one."""
-        sets = (self._staged, self._trusted)
+        sets = (self._staged, self._trusted, self._base, self._parked)
         return sum(tensor.nbytes for kept in sets for tensor in kept.values())
 
     @property
@@ -52,6 +58,32 @@ class DraftWeights:
     def stage(self, tensors: Mapping[str, Tensor]) -> None:
         """Load a version's checkpoint tensors beside the live weights; any thread."""
         _load(self._model, self._staged, tensors)
+
+    def hold_base(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep the base's checkpoint tensors on the device; before anything is served.
+
+        Parameters made of context weights alone are left out: control windows are run only where
+        they are the base's. In ``qkv_proj`` the rows of K and V are rewritten with what they hold,
+        so the fused K/V copies stay right.
+        """
+        self.stage(tensors)
+        for name, staged in self._staged.items():
+            if not is_context_weight(name):
+                self._base[name] = staged.clone()
+                self._parked[name] = self._live[name].clone()
+
+    def draft_with_base(self) -> None:
+        """Serve the base, from the next kernel of the current stream on."""
+        self._write(self._base)
+
+    def draft_with_live(self) -> None:
+        """Serve the version that was installed last again."""
+        self._write(self._parked)
+
+    def restore_base(self) -> None:
+        """Install the base; the live version's context weights must be the base's."""
+        self._write(self._base)
+        self._park(self._base)
 
     @torch.no_grad()
     def trust_live(self) -> None:
@@ -86,14 +118,24 @@ class DraftWeights:
 
     @torch.no_grad()
     def _install(self, source: Mapping[str, Tensor]) -> None:
-        # copy_ on the parameter itself raises its version counter, by which the CPU platform's
-        # packed layers notice that their copy is out of date (sglang_patches.cpu.packed_linear).
-        for name, live in self._live.items():
-            live.copy_(source[name], non_blocking=True)
+        self._write(source)
+        self._park(source)
         helper = self._fused_helper()
         if helper is not None:
             for copy, weight in _fused_pairs(helper, self._model):
                 copy.copy_(weight, non_blocking=True)
+
+    @torch.no_grad()
+    def _write(self, source: Mapping[str, Tensor]) -> None:
+        # copy_ on the parameter itself raises its version counter, by which the CPU platform's
+        # packed layers notice that their copy is out of date (sglang_patches.cpu.packed_linear).
+        for name, tensor in source.items():
+            self._live[name].copy_(tensor, non_blocking=True)
+
+    @torch.no_grad()
+    def _park(self, source: Mapping[str, Tensor]) -> None:
+        for name, parked in self._parked.items():
+            parked.copy_(source[name], non_blocking=True)
 
 
 class _Destination:

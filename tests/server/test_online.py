@@ -37,7 +37,8 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
 RECORDER = "tests.server.recording_server"
 PROMPTS = [[5, 40 + i, 90 - i, 17, 33 + 2 * i] for i in range(12)]
-WATCH = "[watch]\nwindow_tokens = 2000\n"
+# Many control windows, so that trials end soon.
+WATCH = "[watch]\nwindow_tokens = 2000\ncontrol_share = 0.25\n"
 
 
 @pytest.fixture

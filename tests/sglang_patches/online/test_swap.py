@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from adaspec.feedback import open_channel
 from adaspec.versions import VersionWriter
 from sglang_patches.online.agreement import Agreement
-from sglang_patches.online.swap import Served, Swap, VersionSwapper
+from sglang_patches.online.control import ControlWindows
+from sglang_patches.online.served import Served, Swap
+from sglang_patches.online.swap import VersionSwapper
 from sglang_patches.online.weights import DraftWeights
 from tests.sglang_patches.online.conftest import changed, provenance
 
@@ -41,14 +43,16 @@ def swapper(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VersionSwapper]:
     channel = open_channel(tmp_path_factory.mktemp("c") / "channel")
+    start = Served(0, store.base.context_sha256)
     running = VersionSwapper(
         weights,
         target,
-        Served(0, store.base.context_sha256),
+        start,
         store.lineage,
         store.directory,
         channel.versions,
         Agreement(None),
+        ControlWindows(weights, start, share=0.0),
         pauses.append,
     )
     yield running
@@ -176,6 +180,7 @@ def test_a_store_that_does_not_exist_yet_is_waited_for(
         tmp_path / "later",
         channel.versions,
         Agreement(None),
+        ControlWindows(weights, start, share=0.0),
         lambda seconds: None,
     )
     assert swapper.between_steps() is None

@@ -1,4 +1,4 @@
-"""Which versions are given up, and how soon."""
+"""Which versions are given up, and how soon, where there is no control."""
 
 import random
 
@@ -42,9 +42,9 @@ def serve(
 
 
 def trial(before: float, after: float, seed: int = 0) -> tuple[Outcome | None, int]:
-    watch, traffic = AcceptanceWatch(CONFIG), Traffic(seed)
+    watch, traffic = AcceptanceWatch(CONFIG, "alone"), Traffic(seed)
     serve(watch, traffic, before, CONFIG.window_tokens)
-    watch.swapped(rolled_back=False)
+    watch.swapped(False, "alone")
     return serve(watch, traffic, after, 2 * CONFIG.window_tokens)
 
 
@@ -75,8 +75,8 @@ def test_the_reason_has_the_numbers() -> None:
 
 
 def test_without_traffic_before_nothing_is_given_up() -> None:
-    watch = AcceptanceWatch(CONFIG)
-    watch.swapped(rolled_back=False)
+    watch = AcceptanceWatch(CONFIG, "alone")
+    watch.swapped(False, "alone")
     outcome, _ = serve(watch, Traffic(0), 0.1, 2 * CONFIG.window_tokens)
     assert outcome is not None
     assert not outcome.roll_back
@@ -84,11 +84,11 @@ def test_without_traffic_before_nothing_is_given_up() -> None:
 
 
 def test_versions_are_compared_with_the_last_one_that_stayed() -> None:
-    watch, traffic = AcceptanceWatch(CONFIG), Traffic(0)
+    watch, traffic = AcceptanceWatch(CONFIG, "alone"), Traffic(0)
     serve(watch, traffic, 0.8, CONFIG.window_tokens)
     # Each loses too little to be noticed at once, and is replaced before its trial ends.
     for probability in (0.76, 0.72, 0.68, 0.64):
-        watch.swapped(rolled_back=False)
+        watch.swapped(False, "alone")
         outcome, _ = serve(watch, traffic, probability, 800)
         if outcome is not None:
             break
@@ -99,11 +99,11 @@ def test_versions_are_compared_with_the_last_one_that_stayed() -> None:
 
 
 def test_after_a_roll_back_nothing_is_on_trial() -> None:
-    watch, traffic = AcceptanceWatch(CONFIG), Traffic(0)
+    watch, traffic = AcceptanceWatch(CONFIG, "alone"), Traffic(0)
     serve(watch, traffic, 0.7, CONFIG.window_tokens)
-    watch.swapped(rolled_back=False)
+    watch.swapped(False, "alone")
     outcome, _ = serve(watch, traffic, 0.2, 2 * CONFIG.window_tokens)
     assert outcome is not None
-    watch.swapped(rolled_back=True)
+    watch.swapped(True, "alone")
     assert not watch.on_trial
     assert serve(watch, traffic, 0.2, 2 * CONFIG.window_tokens)[0] is None
