@@ -62,6 +62,7 @@ class Assembler:
         max_context: int | None = None,
     ) -> None:
         self._capacity = config.open_bytes
+        self._top_k = config.top_k
         self._max_context = max_context
         self._drafter = drafter
         self._target = target
@@ -184,6 +185,8 @@ class Assembler:
             return []
         responded = slice(0, rows - state.prompt_length)
         teacher = concatenate_teachers(state.teacher).select(responded)
+        if self._top_k and isinstance(teacher, HiddenTeacher):
+            teacher = self._target.condense(teacher, self._top_k)
         return [
             Trajectory(
                 request,

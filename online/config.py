@@ -45,10 +45,14 @@ class IntakeSection(_Section, frozen=True, kw_only=True):
     Attributes:
         open_bytes: cap of unfinished requests; the one idle for longest gives way.
         prefix_bytes: cap of the store that supplies the taps of cached prefixes.
+        top_k: logits that are kept of a teacher row that came as a hidden state, with their exact
+            logsumexp, so that the target's lm_head is applied to it once; 0 keeps the state and
+            applies it in every step that trains on the row.
     """
 
     open_bytes: Count = 512 << 20
     prefix_bytes: Count = 512 << 20
+    top_k: Annotated[int, Meta(ge=0)] = 64
 
 
 class ReplaySection(_Section, frozen=True, kw_only=True):

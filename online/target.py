@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from adaspec.drafters.checkpoint import INDEX_NAME, WEIGHTS_NAME, check_pair, read_model_config
 from adaspec.drafters.config import DrafterConfig
 from adaspec.errors import AdaSpecError
-from adaspec.feedback import HiddenTeacher, Teacher
+from adaspec.feedback import HiddenTeacher, Teacher, TopKTeacher
 
 _EMBEDDING = "embed_tokens.weight"
 _LM_HEAD = "lm_head.weight"
@@ -36,10 +36,23 @@ class TargetMatrices:
             best = teacher.logits.argmax(-1, keepdim=True)  # [rows, 1]
             return teacher.token_ids.gather(1, best).squeeze(1).long().cpu()
         chosen = [
-            F.linear(rows.to(self.lm_head), self.lm_head).argmax(-1).cpu()
-            for rows in torch.split(teacher.states, chunk_rows)
+            self._logits(rows).argmax(-1).cpu() for rows in torch.split(teacher.states, chunk_rows)
         ]
         return torch.cat(chosen)
+
+    def condense(self, teacher: HiddenTeacher, top_k: int, chunk_rows: int = 256) -> TopKTeacher:
+        """The largest logits that the states stand for, float32, on the CPU."""
+        logits, token_ids, sums = [], [], []
+        for rows in torch.split(teacher.states, chunk_rows):
+            whole = self._logits(rows).float()  # [chunk, vocab]
+            top = whole.topk(min(top_k, whole.shape[1]), dim=-1)
+            logits.append(top.values.cpu())
+            token_ids.append(top.indices.to("cpu", torch.int32))
+            sums.append(whole.logsumexp(-1).cpu())
+        return TopKTeacher(torch.cat(logits), torch.cat(token_ids), torch.cat(sums))
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return F.linear(states.to(self.lm_head), self.lm_head)
 
 
 def load_target_matrices(

@@ -54,7 +54,7 @@ def requests(target: TinyTarget) -> list[Request]:
 
 @pytest.fixture
 def assembler(matrices: TargetMatrices) -> Assembler:
-    return Assembler(IntakeSection(), DRAFTER, matrices)
+    return Assembler(IntakeSection(top_k=0), DRAFTER, matrices)
 
 
 @pytest.fixture

@@ -224,3 +224,16 @@ def test_a_context_for_another_drafter_is_refused(assembler: Assembler) -> None:
     record = ContextRecord("l", "r", 0, 0, 0, torch.zeros(2, dtype=torch.int32), torch.zeros(2, 3))
     assert assembler.add(record) == []
     assert assembler.counters == {"misfits": 1}
+
+
+def test_states_become_the_largest_logits_once(
+    requests: list[Request], drafter: BlockDrafter, target: TinyTarget, matrices: TargetMatrices
+) -> None:
+    made = captures(requests[0], drafter, target, "hidden")
+    (trajectory,) = feed(Assembler(IntakeSection(top_k=8), DRAFTER, matrices), records_of(made))
+    assert isinstance(trajectory.teacher, TopKTeacher)
+    responded = torch.arange(requests[0].prompt_length, trajectory.rows)
+    expected = teacher_of(requests[0], "top-k", responded)
+    assert torch.equal(trajectory.teacher.token_ids, expected.token_ids)
+    torch.testing.assert_close(trajectory.teacher.logits, expected.logits)
+    assert torch.equal(trajectory.teacher_tokens, requests[0].logits[responded].argmax(-1))

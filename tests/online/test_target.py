@@ -63,3 +63,17 @@ def test_both_teachers_name_the_targets_choice(
     assert isinstance(hidden, HiddenTeacher)
     assert torch.equal(matrices.teacher_tokens(hidden, chunk_rows=7), expected)
     assert torch.equal(matrices.teacher_tokens(teacher_of(requests[0], "top-k", rows)), expected)
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 7, 256])
+def test_condensing_keeps_the_largest_logits(
+    matrices: TargetMatrices, requests: list[Request], chunk_rows: int
+) -> None:
+    rows = torch.arange(len(requests[0]))
+    states, expected = (teacher_of(requests[0], kind, rows) for kind in ("hidden", "top-k"))
+    condensed = matrices.condense(states, 8, chunk_rows)
+    assert torch.equal(condensed.token_ids, expected.token_ids)
+    torch.testing.assert_close(condensed.logits, expected.logits)
+    torch.testing.assert_close(condensed.logsumexp, expected.logsumexp)
+    everything = matrices.condense(states, 1000, chunk_rows)
+    assert everything.logits.shape == (len(rows), DRAFTER.vocab_size)

@@ -27,7 +27,7 @@ def assemble(
     target: TinyTarget,
     matrices: TargetMatrices,
 ) -> list[Trajectory]:
-    assembler = Assembler(IntakeSection(), DRAFTER, matrices)
+    assembler = Assembler(IntakeSection(top_k=0), DRAFTER, matrices)
     return [
         trajectory
         for request in requests
