@@ -35,6 +35,9 @@ class RequestOutcome:
         completion_tokens: tokens generated, as counted by the server; 0 after an error.
         target_passes: verification passes of the target (SGLang's ``spec_verify_ct``); ``None``
             if the server does not speculate.
+        gaps_s: seconds between consecutive pieces of text, as they arrived. With
+            ``--stream-interval 1`` a piece is what a decode step committed, unless it ends within a
+            character: that is held back for the next piece.
         error: what went wrong, in one line; ``None`` for a complete answer.
     """
 
@@ -43,6 +46,7 @@ class RequestOutcome:
     finished_s: float
     completion_tokens: int = 0
     target_passes: int | None = None
+    gaps_s: tuple[float, ...] = ()
     text: str = ""
     error: str | None = None
 
@@ -142,6 +146,7 @@ async def stream_chat(
         finished_s=stream.last_s if stream.last_s is not None else time.perf_counter(),
         completion_tokens=0 if stream.error else stream.completion_tokens,
         target_passes=stream.target_passes,
+        gaps_s=tuple(stream.gaps),
         text="".join(stream.pieces),
         error=stream.error,
     )
@@ -154,6 +159,7 @@ class _Stream:
         self.on_text = on_text
         self.first_s: float | None = None
         self.last_s: float | None = None
+        self.gaps: list[float] = []
         self.pieces: list[str] = []
         self.completion_tokens = 0
         self.target_passes: int | None = None
@@ -173,8 +179,11 @@ class _Stream:
             self.error = str(chunk.error)[:200]
         for choice in chunk.choices:
             if choice.delta.content:
-                self.last_s = time.perf_counter()
-                self.first_s = self.first_s or self.last_s
+                now = time.perf_counter()
+                if self.last_s is not None:
+                    self.gaps.append(now - self.last_s)
+                self.last_s = now
+                self.first_s = self.first_s or now
                 self.pieces.append(choice.delta.content)
                 if self.on_text is not None:
                     self.on_text(choice.delta.content)

@@ -31,6 +31,8 @@ def test_a_complete_answer(fake_url: str) -> None:
     assert outcome.started_s < outcome.first_token_s < outcome.finished_s
     expected = (outcome.finished_s - outcome.first_token_s) / (TOKENS - 1)
     assert outcome.time_per_output_token_s == pytest.approx(expected)
+    assert len(outcome.gaps_s) == len(WORDS) - 1
+    assert sum(outcome.gaps_s) == pytest.approx(outcome.finished_s - outcome.first_token_s)
 
 
 def test_a_server_that_does_not_speculate_has_no_passes(fake_url: str) -> None:
