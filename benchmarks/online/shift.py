@@ -19,6 +19,7 @@ import json
 import os
 import random
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -221,6 +222,12 @@ def online_name(seed: int) -> str:
     return f"online-{seed}"
 
 
+def _wait_for(path: Path | None) -> None:
+    """Until the file exists: other servers of the machine may be under load until then."""
+    while path is not None and not path.exists():
+        time.sleep(0.2)
+
+
 def _prompts(argument: str) -> tuple[str, ...]:
     path, _, count = argument.partition(":")
     prompts = load_prompts(Path(path))
@@ -237,6 +244,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, default=Path("/tmp/adaspec-shift"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--together", action="store_true", help="all servers up at once")
+    parser.add_argument("--wait-for", type=Path, default=None, help="start the load when it exists")
     parser.add_argument("--config", type=Path, default=None, help="the servers' configuration")
     parser.add_argument("--learn-config", type=Path, required=True)
     parser.add_argument("--concurrency", type=int, default=8)
@@ -252,6 +260,7 @@ def main() -> None:
     served: dict[str, Served] = {}
     for group in groups:
         with running(group, options) as urls:
+            _wait_for(options.wait_for)
             for name, url in urls.items():
                 order = random.Random(name)
                 first, second = (order.sample(part, len(part)) for part in (before, after))
