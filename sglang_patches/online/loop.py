@@ -19,6 +19,7 @@ from sglang_patches.checks import model_directory
 from sglang_patches.online import namespace
 from sglang_patches.online.agreement import Agreement
 from sglang_patches.online.control import ControlWindows
+from sglang_patches.online.evidence import Ratio
 from sglang_patches.online.last_hidden import keep_last_hidden_states
 from sglang_patches.online.served import Served
 from sglang_patches.online.swap import VersionSwapper
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-    from sglang_patches.online.metrics import OnlineMetrics
+    from sglang_patches.online.metrics import WorkerMetrics
     from sglang_patches.worker.accept import Verdict
     from sglang_patches.worker.worker import AdaSpecWorker
 
@@ -72,13 +73,14 @@ class OnlineLoop:
         tap: FeedbackTap | None,
         swapper: VersionSwapper | None,
         watch: AcceptanceWatch | None,
-        metrics: "OnlineMetrics | None",
+        metrics: "WorkerMetrics | None",
     ) -> None:
         self._start = start
         self._tap = tap
         self._swapper = swapper
         self._watch = watch
         self._metrics = metrics
+        self._told_gain: Ratio | None = None
         self._prefill_taps: Tensor | None = None
         self._steps_in_flight: deque[_Step] = deque(maxlen=_MAX_STEPS_IN_FLIGHT)
 
@@ -94,6 +96,8 @@ class OnlineLoop:
 
     def before_step(self) -> None:
         """Swap, or open or close a control window. Every rank calls it before every step."""
+        if self._metrics is not None:
+            self._metrics.steps.start_step()
         if self._swapper is None:
             return
         swap = self._swapper.between_steps()
@@ -108,7 +112,7 @@ class OnlineLoop:
             first = swap.context_sha256 == self._start.context_sha256
             namespace.use_context(None if first else swap.context_sha256)
         if self._metrics is not None:
-            self._metrics.count_swap(swap.version, swap.rolled_back)
+            self._metrics.versions.count_swap(swap.version, swap.rolled_back)
         if self._watch is not None:
             self._watch.swapped(swap.rolled_back, self._swapper.standing)
         if self._watch is None or not self._watch.on_trial:
@@ -151,6 +155,8 @@ class OnlineLoop:
         self._steps_in_flight.append(_Step(self.drafting, self.version, width))
         if self._swapper is not None and width > 1:
             self._swapper.count_draft()
+        if self._metrics is not None:
+            self._metrics.steps.decode_step(len(reqs), tokens.numel())
         if self._tap is not None:
             self._tap.after_verify(reqs, prefix_lens, tokens, taps, verdict, self.drafting)
 
@@ -160,7 +166,7 @@ class OnlineLoop:
             return
         step = self._steps_in_flight.popleft()
         if self._metrics is not None:
-            self._metrics.count_step(step.drafted_by, step.width, accepted)
+            self._metrics.steps.count(step.drafted_by, step.width, accepted)
         # Steps without drafts say nothing about a version.
         if self._watch is None or self._swapper is None or step.live != self.version:
             return
@@ -168,6 +174,10 @@ class OnlineLoop:
             return
         committed = sum(accepted) + len(accepted)
         outcome = self._watch.observe(committed, len(accepted), step.drafted_by != step.live)
+        gain = self._watch.gain
+        if self._metrics is not None and gain is not None and gain is not self._told_gain:
+            self._told_gain = gain
+            self._metrics.versions.set_gain(step.live, gain)
         if outcome is None:
             return
         logger.info(
@@ -188,59 +198,86 @@ class OnlineLoop:
 
 
 def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop | None:
-    """The loop that the configuration asks for; None if it asks for nothing.
+    """The loop that the configuration and SGLang's ``--enable-metrics`` ask for; None if they ask
+    for nothing.
 
     Raises:
         AdaSpecError: if the channel cannot be used, or versions cannot be swapped on this server.
     """
-    if config.channel.directory is None:
+    reports = get_parallel().tp_rank == 0 and worker.server_args.enable_metrics
+    if config.channel.directory is None and not reports:
         return None
-    channel = open_channel(Path(config.channel.directory).expanduser())
     directory = model_directory(worker.server_args.speculative_draft_model_path)
+    manifest = read_manifest(directory)
+    number = BASE if manifest is None else manifest.number
+    if config.channel.directory is None:
+        # Nothing is swapped, so nobody asks for the context.
+        alone = Served(number, context_sha256="")
+        steps_only = _start_metrics(worker.block_size, number, None, None)
+        return OnlineLoop(alone, None, None, None, steps_only)
+    channel = open_channel(Path(config.channel.directory).expanduser())
     lineage = lineage_of(directory)
     tensors = read_tensors(directory)
-    manifest = read_manifest(directory)
-    start = Served(BASE if manifest is None else manifest.number, context_digest(tensors))
-    decides = get_parallel().tp_rank == 0
+    start = Served(number, context_digest(tensors))
     if config.tap.enabled:
         namespace.refresh_prefixes(config.tap.refresh_share)
-    tap = sender = None
-    if config.tap.enabled and decides:
+    tap = sender = metrics = None
+    if config.tap.enabled and get_parallel().tp_rank == 0:
         sender = _start_sender(config.tap, channel)
         tap = _start_tap(config.tap, sender, lineage, worker)
-    metrics = None
-    if decides and worker.server_args.enable_metrics:
-        # Imported here: prometheus_client looks for SGLang's directory when it is imported.
-        from prometheus_client import REGISTRY
-
-        from sglang_patches.online.metrics import OnlineMetrics
-
-        stats = None if sender is None else sender.stats
-        metrics = OnlineMetrics(worker.block_size, start.number, stats, channel.status, REGISTRY)
+    if reports:
+        metrics = _start_metrics(worker.block_size, number, sender, channel.status)
     swapper = watch = None
     if config.channel.store is not None:
-        weights = DraftWeights(worker.draft_model, lambda: worker.fused_kv_helper)
-        _refuse_what_cannot_be_swapped(weights.differences(tensors))
-        control = _make_control(config.watch, weights, start, tensors)
-        logger.info(
-            "further sets of the drafter's weights take %.0f MB of %s",
-            weights.nbytes / 1e6,
-            weights.device,
-        )
-        swapper = VersionSwapper(
-            weights,
-            worker.model_runner.model,
-            start,
-            lineage,
-            Path(config.channel.store).expanduser(),
-            channel.versions,
-            Agreement(get_parallel().tp_group.cpu_group),
-            control,
-            (lambda seconds: None) if metrics is None else metrics.observe_pause,
-        )
+        swapper = _start_swapper(worker, config, channel, start, lineage, tensors, metrics)
         if config.watch.window_tokens > 0:
             watch = AcceptanceWatch(config.watch, swapper.standing)
     return OnlineLoop(start, tap, swapper, watch, metrics)
+
+
+def _start_swapper(
+    worker: "AdaSpecWorker",
+    config: AdaSpecConfig,
+    channel: Channel,
+    start: Served,
+    lineage: str,
+    tensors: dict[str, Tensor],
+    metrics: "WorkerMetrics | None",
+) -> VersionSwapper:
+    weights = DraftWeights(worker.draft_model, lambda: worker.fused_kv_helper)
+    _refuse_what_cannot_be_swapped(weights.differences(tensors))
+    control = _make_control(config.watch, weights, start, tensors)
+    logger.info(
+        "further sets of the drafter's weights take %.0f MB of %s",
+        weights.nbytes / 1e6,
+        weights.device,
+    )
+    swapper = VersionSwapper(
+        weights,
+        worker.model_runner.model,
+        start,
+        lineage,
+        Path(str(config.channel.store)).expanduser(),
+        channel.versions,
+        Agreement(get_parallel().tp_group.cpu_group),
+        control,
+        (lambda seconds: None) if metrics is None else metrics.versions.observe_pause,
+    )
+    if metrics is not None:
+        metrics.versions.follow(swapper)
+    return swapper
+
+
+def _start_metrics(
+    block_size: int, version: int, sender: FeedbackSender | None, status_endpoint: str | None
+) -> "WorkerMetrics":
+    # Imported here: prometheus_client looks for SGLang's directory when it is imported.
+    from prometheus_client import REGISTRY
+
+    from sglang_patches.online.metrics import WorkerMetrics
+
+    stats = None if sender is None else sender.stats
+    return WorkerMetrics(block_size, version, stats, status_endpoint, REGISTRY)
 
 
 def _start_sender(config: TapConfig, channel: Channel) -> FeedbackSender:

@@ -65,6 +65,7 @@ class AcceptanceWatch:
         # What a roll-back restores is the live version itself once its trial is over.
         self._live = self._trusted = _Life(config, standing)
         self._given_up = False
+        self._gain: Ratio | None = None
 
     @property
     def on_trial(self) -> bool:
@@ -73,9 +74,10 @@ class AcceptanceWatch:
 
     @property
     def gain(self) -> Ratio | None:
-        """The live version's gain in its last 64 control windows; None if nothing is known."""
-        gain = self._live.gain()
-        return gain if gain.observations >= FEWEST and self._live.standing == "controlled" else None
+        """The live version's gain in its last 64 control windows, another object after each; None
+        before the eighth.
+        """
+        return self._gain
 
     def swapped(self, rolled_back: bool, standing: Standing) -> None:
         """Another version is live.
@@ -85,6 +87,7 @@ class AcceptanceWatch:
             standing: what it can be compared with. The base stays without a trial.
         """
         self._given_up = False
+        self._gain = None
         if rolled_back and self.on_trial:
             self._live = self._trusted
             self._live.start_afresh()
@@ -107,6 +110,8 @@ class AcceptanceWatch:
         step_completes, window_completes = live.add(committed, passes, control)
         outcome = None
         if live.standing == "controlled" and window_completes:
+            gain = live.gain()
+            self._gain = gain if gain.observations >= FEWEST else None
             outcome = self._judge_gain()
         elif live.standing == "alone" and step_completes and self.on_trial:
             outcome = self._judge_rate()

@@ -72,6 +72,7 @@ def test_a_version_worse_than_the_base_is_found_by_control_windows(
         for i, prompt in enumerate(PROMPTS):
             assert generate(server, prompt, f"after-{i}-0")["output_ids"] == answers[i]
         wait_for(lambda: metric(server, "adaspec_live_version") == 0)
+        wait_for(lambda: metric(server, "adaspec_gain_over_base", version="1") < -0.2)
         text = server.log()
     writer.close()
 

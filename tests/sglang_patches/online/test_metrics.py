@@ -1,15 +1,24 @@
 """The numbers that Prometheus is given."""
 
+import re
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Histogram
 
-from adaspec.feedback import SenderStats, open_channel
-from sglang_patches.online.metrics import OnlineMetrics
+from adaspec.feedback import Channel, SenderStats, open_channel
+from adaspec.versions import GateVerdict, Interval, LearnerStatus, StatusPublisher
+from sglang_patches.online.evidence import Ratio
+from sglang_patches.online.metrics import WorkerMetrics
+from sglang_patches.online.metrics.definitions import histogram, observe_many
+from sglang_patches.online.metrics.steps import Load, StepClock
 
 Value = Callable[..., float | None]
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 class Stream:
@@ -33,9 +42,15 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def metrics(stream: Stream, registry: CollectorRegistry, tmp_path: Path) -> Iterator[OnlineMetrics]:
-    channel = open_channel(tmp_path / "channel")
-    running = OnlineMetrics(8, 5, stream.stats, channel.status, registry)
+def channel(tmp_path: Path) -> Channel:
+    return open_channel(tmp_path / "channel")
+
+
+@pytest.fixture
+def metrics(
+    stream: Stream, registry: CollectorRegistry, channel: Channel
+) -> Iterator[WorkerMetrics]:
+    running = WorkerMetrics(8, 5, stream.stats, channel.status, registry)
     yield running
     running.close()
 
@@ -45,10 +60,10 @@ def value(registry: CollectorRegistry) -> Value:
     return lambda name, **labels: registry.get_sample_value(f"adaspec_{name}", labels)
 
 
-def test_steps_are_counted_by_version_and_position(metrics: OnlineMetrics, value: Value) -> None:
-    metrics.count_step(0, 4, [0, 2, 3])
-    metrics.count_step(1, 4, [1])
-    metrics.count_step(1, 1, [0, 0])  # plain steps draft nothing
+def test_steps_are_counted_by_version_and_position(metrics: WorkerMetrics, value: Value) -> None:
+    metrics.steps.count(0, 4, [0, 2, 3])
+    metrics.steps.count(1, 4, [1])
+    metrics.steps.count(1, 1, [0, 0])  # plain steps draft nothing
     metrics.close()
     assert value("target_passes_total", version="0", verify_length="4") == 3
     assert value("target_passes_total", version="1", verify_length="1") == 2
@@ -62,11 +77,70 @@ def test_steps_are_counted_by_version_and_position(metrics: OnlineMetrics, value
     assert value("wasted_tokens_total", version="0") == 9 - 5
 
 
-def test_swaps_and_pauses(metrics: OnlineMetrics, value: Value) -> None:
+def test_accepted_lengths_are_a_distribution(metrics: WorkerMetrics, value: Value) -> None:
+    metrics.steps.count(3, 8, [0, 2, 2, 7])
+    metrics.steps.count(3, 1, [0])  # nothing could be accepted
+    metrics.close()
+    bounds = ("0.0", "1.0", "2.0", "6.0", "7.0")
+    cumulated = [value("accepted_length_bucket", version="3", le=bound) for bound in bounds]
+    assert cumulated == [1, 1, 3, 3, 4]
+    assert value("accepted_length_sum", version="3") == 11
+    assert value("accepted_length_count", version="3") == 4
+
+
+def test_many_observations_in_one_equal_single_ones() -> None:
+    def observed(observe: Callable[[Histogram, float, int], None]) -> list[tuple[str, float]]:
+        registry = CollectorRegistry()
+        child = histogram(registry, "h", "", "version", buckets=range(4)).labels(1)
+        for length, count in ((0, 3), (2, 1), (3, 5), (9, 2)):
+            observe(child, length, count)
+        samples = next(iter(registry.collect())).samples
+        return [(f"{s.name}{s.labels}", s.value) for s in samples if "created" not in s.name]
+
+    def one_by_one(child: Histogram, length: float, count: int) -> None:
+        for _ in range(count):
+            child.observe(length)
+
+    assert observed(observe_many) == observed(one_by_one)
+
+
+def test_only_neighbouring_decode_steps_are_timed() -> None:
+    clock = StepClock()
+    timed = []
+    for now, load in [
+        (1.0, Load(4, 32)),
+        (1.5, Load(3, 24)),
+        (1.7, None),  # a prefill
+        (2.0, Load(5, 40)),
+        (9.0, None),
+        (9.5, None),
+        (9.6, Load(6, 48)),
+        (9.8, Load(6, 48)),
+    ]:
+        clock.start(now)
+        if load is not None:
+            timed.append(clock.decode(load))
+    assert timed[0] is timed[2] is timed[3] is None
+    assert timed[1] == (Load(4, 32), pytest.approx(0.5))
+    assert timed[4] == (Load(6, 48), pytest.approx(0.2))
+
+
+def test_step_times_are_sorted_by_size(metrics: WorkerMetrics, value: Value) -> None:
+    for batch in (3, 3, 1):
+        metrics.steps.start_step()
+        metrics.steps.decode_step(batch, 7 * batch)
+    metrics.close()
+    assert value("step_seconds_count", batch="4", tokens="32") == 2
+    seconds = value("step_seconds_sum", batch="4", tokens="32")
+    assert seconds is not None
+    assert seconds > 0
+
+
+def test_swaps_and_pauses(metrics: WorkerMetrics, value: Value) -> None:
     assert value("live_version") == 5
-    metrics.count_swap(1, rolled_back=False)
-    metrics.count_swap(0, rolled_back=True)
-    metrics.observe_pause(0.002)
+    metrics.versions.count_swap(1, rolled_back=False)
+    metrics.versions.count_swap(0, rolled_back=True)
+    metrics.versions.observe_pause(0.002)
     assert value("live_version") == 0
     assert value("swaps_total", version="1", cause="publish") == 1
     assert value("swaps_total", version="0", cause="rollback") == 1
@@ -75,9 +149,122 @@ def test_swaps_and_pauses(metrics: OnlineMetrics, value: Value) -> None:
     assert value("swap_pause_seconds_bucket", le="0.003") == 1
 
 
-def test_feedback_totals_are_repeated(metrics: OnlineMetrics, stream: Stream, value: Value) -> None:
+def test_the_gain_is_relative(metrics: WorkerMetrics, value: Value) -> None:
+    metrics.versions.set_gain(4, Ratio(value=1.25, error=0.03, observations=64))
+    assert value("gain_over_base", version="4") == pytest.approx(0.25)
+    assert value("gain_over_base_error", version="4") == pytest.approx(0.03)
+
+
+@dataclass
+class Totals:
+    """A swapper's."""
+
+    staging_failures: int = 0
+    audit_failures: int = 0
+
+
+def test_refused_versions_and_failed_audits(metrics: WorkerMetrics, value: Value) -> None:
+    assert value("refused_versions_total") == 0
+    totals = Totals()
+    metrics.versions.follow(totals)
+    metrics.versions.write()
+    totals.staging_failures, totals.audit_failures = 3, 1
+    metrics.close()
+    assert value("refused_versions_total") == 3
+    assert value("audit_failures_total") == 1
+
+
+def test_feedback_totals_are_repeated(metrics: WorkerMetrics, stream: Stream, value: Value) -> None:
     stream.totals = SenderStats(12, 10, 4096, {"queue-full": 2}, 0, 0)
     metrics.close()
     assert value("feedback_records_total", outcome="sent") == 10
     assert value("feedback_records_total", outcome="queue-full") == 2
     assert value("feedback_bytes_total") == 4096
+
+
+def test_the_learners_verdicts_are_counted(
+    metrics: WorkerMetrics, channel: Channel, value: Value
+) -> None:
+    publisher = StatusPublisher(channel.status)
+
+    def tell(published: int, kept: int) -> None:
+        # Told again until it has arrived: a subscription takes a moment, and is not answered.
+        deadline = time.monotonic() + 20
+        while value("learner", quantity="kept") != kept:
+            assert time.monotonic() < deadline
+            publisher.publish(msgspec.structs.replace(STATUS, published=published, kept=kept))
+            time.sleep(0.1)
+
+    tell(published=2, kept=5)
+    tell(published=3, kept=6)
+    tell(published=0, kept=0)  # it has lost its state
+    tell(published=1, kept=1)
+    publisher.close()
+    assert value("gate_verdicts_total", action="publish") == 3 + 1
+    assert value("gate_verdicts_total", action="keep") == 6 + 1
+    assert value("gate_verdicts_total", action="rollback") == 1
+    assert value("learner", quantity="learning_seconds") == 12.5
+    assert value("gate_committed_per_pass", drafter="candidate") == 3.5
+    assert value("gate_committed_per_pass", drafter="base") == 2.0
+
+
+INTERVAL = Interval(estimate=0.0, low=0.0, high=0.0)
+STATUS = LearnerStatus(
+    lineage="0" * 16,
+    time=0.0,
+    process=1,
+    activity="training",
+    live_version=1,
+    sequence=1,
+    steps=10,
+    skipped_steps=0,
+    tokens_seen=100,
+    loss=None,
+    cross_entropy=None,
+    reverse_kl=None,
+    accuracy=None,
+    learning_seconds=12.5,
+    published=0,
+    kept=0,
+    rolled_back=1,
+    failures=0,
+    replay_trajectories=0,
+    replay_bytes=0,
+    held_back=0,
+    feedback={},
+    verdict=GateVerdict(
+        action="publish",
+        reason="better",
+        incumbent_number=0,
+        requests=4,
+        candidate=3.5,
+        incumbent=2.5,
+        base=2.0,
+        over_incumbent=INTERVAL,
+        over_base=INTERVAL,
+        incumbent_over_base=INTERVAL,
+        confidence=0.9,
+    ),
+)
+
+
+def test_step_metrics_need_neither_feedback_nor_learner(
+    registry: CollectorRegistry, value: Value
+) -> None:
+    metrics = WorkerMetrics(8, 0, None, None, registry)
+    metrics.steps.count(0, 8, [4])
+    metrics.close()
+    assert value("committed_tokens_total", version="0") == 5
+
+
+def test_every_metric_is_documented(metrics: WorkerMetrics, registry: CollectorRegistry) -> None:
+    rows = re.findall(r"^\| `(adaspec_\w+)` \| (\w+) \|([^|]*)\|", DOCUMENT.read_text(), re.M)
+    documented = {
+        (name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows
+    }
+    registered = {
+        (collector._name, collector._type, collector._labelnames)
+        for collector in registry._collector_to_names
+    }
+    assert documented == registered
+    assert len(rows) == len(documented)
