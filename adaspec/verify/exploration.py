@@ -8,7 +8,7 @@ Arm = Literal["plain", "draft", "longer", "doubtful"]
 _FIRST_INTERVAL = 16  # steps
 _LONGEST_INTERVAL = 512
 _BURST = 4  # steps: one alone says little, and the first of a kind after a while is untypical
-_MOST_CREDIT_STEPS = 2048  # of saved-up time, so that a quiet hour is not spent at once
+_MOST_CREDIT_STEPS = 512  # that earn; so a quiet hour is not spent at once
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Exploration:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._credit = 0.0
+        self._credit = self._most = 0.0
         self._steps = 0
         self._arms: dict[Arm, _Tried] = {arm: _Tried() for arm in get_args(Arm)}
 
@@ -40,8 +40,8 @@ class Exploration:
     def earn(self, seconds: float) -> None:
         """Count a step of which the best plan takes ``seconds``."""
         self._steps += 1
-        limit = self._share * _MOST_CREDIT_STEPS * seconds
-        self._credit = min(self._credit + self._share * seconds, max(limit, self._credit))
+        self._most = self._share * _MOST_CREDIT_STEPS * seconds
+        self._credit = min(self._credit + self._share * seconds, self._most)
 
     def is_due(self, arm: Arm) -> bool:
         """Whether enough steps have passed to try ``arm`` again."""
@@ -52,7 +52,8 @@ class Exploration:
         """Try ``arm``, if it is due and its expected loss in seconds can be afforded."""
         tried = self._arms[arm]
         if tried.left == 0:
-            if not self.is_due(arm) or self._credit < _BURST * loss:
+            # A burst dearer than the most that can be saved up is had for that, and paid off later.
+            if not self.is_due(arm) or self._credit < min(_BURST * loss, self._most):
                 return False
             tried.left = _BURST
             tried.interval = min(2 * tried.interval, _LONGEST_INTERVAL)

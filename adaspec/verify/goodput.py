@@ -9,6 +9,7 @@ from adaspec.config import GoodputConfig
 from adaspec.verify.allocation import allocate, uniform_lengths
 from adaspec.verify.calibration import CalibrationReport
 from adaspec.verify.cost import CostModel, CostSample, CostTable
+from adaspec.verify.forecast import Forecast
 from adaspec.verify.planner import GoodputPlanner
 from adaspec.verify.step import (
     Allocation,
@@ -70,12 +71,15 @@ class GoodputPolicy:
         # Without confidences a request's expected survival is known from its newest row.
         depth = {} if has_confidence else {"depth": 1}
         self._traffic = Traffic(drafts, shapes.max_batch, **depth)
+        self._forecast = Forecast(self._traffic, shapes.ragged)
         self._planner = GoodputPlanner(shapes, self.cost, config.exploration)
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `VerifyPolicy`."""
-        expected = self._traffic.recent(self._traffic.admit(load.requests))
-        return self._planner.plan(load, expected, self.survival.fits >= _FIRST_FITS)
+        planner, slots = self._planner, self._traffic.admit(load.requests)
+        verified = planner.drafts_verified(load.batch)
+        accepted = self._forecast.accepted(slots, verified, planner.drafting)
+        return planner.plan(load, accepted, self.survival.fits >= _FIRST_FITS)
 
     def allocate(self, plan: StepPlan, signals: DraftSignals) -> Allocation:
         """See `VerifyPolicy`. Without log-probabilities, by position and history."""

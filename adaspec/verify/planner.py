@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from adaspec.verify.cost import CostCurve, CostModel
 from adaspec.verify.exploration import Exploration
+from adaspec.verify.forecast import AcceptanceCurve
 from adaspec.verify.step import Floats, Ints, Reason, StepLoad, StepPlan, VerifyShapes
-from adaspec.verify.traffic import expected_commits, expected_uniform_commits
+
+Array = NDArray[np.float64]
 
 # A change between plain and drafted steps must promise this much; staying costs no more than it.
 _SWITCH_GAIN = 1.005
@@ -24,7 +26,7 @@ class _Choices:
     """Totals a drafted step can verify: ``[choices]``, anchors alone first."""
 
     tokens: Ints
-    drafts: Ints  # index into the expected commits
+    drafts: Array  # verified per request
     padded: Ints
     updates: int  # of the cost model, when the curve was read
     curve: CostCurve
@@ -57,15 +59,24 @@ class GoodputPlanner:
         """Other weights draft from now on: what was tried with the old ones says little."""
         self._exploration.restart()
 
-    def plan(self, load: StepLoad, survival: Floats, survival_known: bool) -> StepPlan:
+    @property
+    def drafting(self) -> bool:
+        """Whether drafting looked best when the last step was planned."""
+        return self._drafts
+
+    def drafts_verified(self, batch: int) -> Array:
+        """Drafts verified per request, for each total that can be chosen: ``[choices]``."""
+        return self._choices_for(batch).drafts
+
+    def plan(self, load: StepLoad, accepted: Array, accepted_known: bool) -> StepPlan:
         """The plan of a step.
 
         Without a sample of drafted steps the whole block is verified, as DFLASH does; without one
         of plain steps, some of the first steps are plain.
 
         Args:
-            survival: ``[samples, batch, drafts]``, what to expect of the drafts.
-            survival_known: whether it rests on flags; if not, the step drafts in any case.
+            accepted: expected accepted drafts per request, for `drafts_verified`.
+            accepted_known: whether they rest on flags; if not, the step drafts in any case.
         """
         batch = load.batch
         if not self._usual_batch / 2 < batch < self._usual_batch * 2:
@@ -77,11 +88,11 @@ class GoodputPlanner:
         if not self._cost.samples(drafted=False) and self._plain_trials < _PLAIN_TRIALS:
             self._plain_trials += 1
             return StepPlan(load, False, batch, "no cost data")
-        commits = self._commits(survival)[choices.drafts]
+        commits = batch * (1 + accepted)
         seconds = choices.curve.seconds(load.context_tokens)
         rates = commits / seconds
         best = int(rates[1:].argmax()) + 1
-        if not survival_known:
+        if not accepted_known:
             return StepPlan(load, True, int(choices.tokens[best]), "exploration")
         return self._decide(load, choices, commits, seconds, best)
 
@@ -96,15 +107,16 @@ class GoodputPlanner:
             return plan.tokens
         choices = self._choices_for(plan.load.batch)
         seconds = choices.curve.seconds(plan.load.context_tokens)
-        worth = self._commits(survival[None])[choices.drafts] - plan.rate * seconds
+        curve = AcceptanceCurve.of(survival[None], self._shapes.ragged)
+        worth = plan.load.batch * (1 + curve.at(choices.drafts)) - plan.rate * seconds
         return int(choices.tokens[worth.argmax()])
 
     def _decide(
         self,
         load: StepLoad,
         choices: _Choices,
-        commits: Floats,
-        seconds: NDArray[np.float64],
+        commits: Array,
+        seconds: Array,
         best: int,
     ) -> StepPlan:
         padded = self._shapes.padded(load.batch, load.batch, drafted=False)
@@ -150,18 +162,13 @@ class GoodputPlanner:
             return drafted(longer, "exploration")
         return drafted(best, "goodput")
 
-    def _commits(self, survival: Floats) -> Floats:
-        if self._shapes.ragged:
-            return expected_commits(survival)
-        return expected_uniform_commits(survival)
-
     def _choices_for(self, batch: int) -> _Choices:
         choices = self._choices.get(batch)
         if choices is None:
             shapes = self._shapes
             tokens = shapes.totals(batch)
             padded = np.array([shapes.padded(batch, int(t), drafted=True) for t in tokens])
-            drafts = tokens - batch if shapes.ragged else tokens // batch - 1
+            drafts = tokens / batch - 1
             curve = self._cost.curve(batch, padded)
             choices = _Choices(tokens, drafts, padded, self._cost.updates, curve)
         elif choices.updates != self._cost.updates:

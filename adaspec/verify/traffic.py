@@ -8,9 +8,11 @@ import numpy as np
 
 from adaspec.verify.step import Floats, Ints
 
-_DEPTH = 8  # blocks remembered per request
-_BLOCKS_PER_ESTIMATE = 64  # of all requests; few requests: more blocks of each
-_POPULATION = 256
+_DEPTH = 16  # blocks remembered per request
+_POPULATION = 512  # blocks of all requests
+# A new request starts with first blocks of earlier ones: so many of each, so many in all.
+_FIRST_BLOCKS, _NEWCOMERS = 4, 128
+_REQUESTS_COMPARED = 32
 _PRIOR_ACCEPTANCE = 0.7
 _HISTORY_DECAY = 0.9  # per step of the request
 _HISTORY_PRIOR = 4.0  # flags
@@ -29,7 +31,7 @@ class Traffic:
 
     def __init__(self, drafts: int, max_batch: int, depth: int = _DEPTH) -> None:
         slots = 2 * max_batch
-        prior = np.cumprod(np.full(drafts, _PRIOR_ACCEPTANCE, np.float32))
+        prior: Floats = np.full(drafts, _PRIOR_ACCEPTANCE, np.float32).cumprod(dtype=np.float32)
         self._drafts = drafts
         self._depth = depth
         self._rows = np.tile(prior, (slots, depth, 1))  # [slots, depth, drafts]
@@ -38,9 +40,13 @@ class Traffic:
         self._observed = np.zeros(slots)
         self._population = np.tile(prior, (_POPULATION, 1))  # [population, drafts]
         self._population_written = 0
+        self._newcomers = self._population[:_NEWCOMERS].copy()  # [newcomers, drafts]
+        self._newcomers_written = 0
         self._mean = np.array([_PRIOR_ACCEPTANCE, 1.0])  # accepted and observed flags, fading
-        self._slot: dict[str, int] = {}  # least recently planned first
-        self._free = list(range(slots))
+        self._slot: dict[str, int] = {}
+        self._names = [""] * slots
+        self._used = np.zeros(slots, np.int64)  # when a slot's request was last admitted
+        self._admissions = 0
         self._random = np.random.default_rng(0)
         self._batch: tuple[str, ...] = ()
         self._batch_slots: Ints = np.zeros(0, np.int64)
@@ -48,8 +54,14 @@ class Traffic:
     def admit(self, requests: tuple[str, ...]) -> Ints:
         """Slots ``[batch]`` of the batch that is planned; new requests get one."""
         if requests != self._batch:
-            self._batch_slots = np.array([self._touch(r) for r in requests], dtype=np.int64)
-            self._batch = requests
+            self._admissions += 1
+            known = [self._slot.get(request, -1) for request in requests]
+            slots = np.array(known, dtype=np.int64)
+            self._used[slots[slots >= 0]] = self._admissions
+            new = np.flatnonzero(slots < 0)
+            if len(new):
+                slots[new] = self._new_slots([requests[i] for i in new])
+            self._batch, self._batch_slots = requests, slots
         return self._batch_slots
 
     def find(self, requests: tuple[str, ...]) -> Ints:
@@ -85,61 +97,73 @@ class Traffic:
         """Remember the survival ``[batch, drafts]`` of the requests' newest drafts."""
         known = slots >= 0
         mine, rows = slots[known], survival[known]
+        first = rows[self._written[mine] < _FIRST_BLOCKS]
         self._rows[mine, self._written[mine] % self._depth] = rows
         self._written[mine] += 1
-        places = (self._population_written + np.arange(len(rows))) % _POPULATION
-        self._population[places] = rows
-        self._population_written += len(rows)
+        self._population_written = _append(self._population, self._population_written, rows)
+        self._newcomers_written = _append(self._newcomers, self._newcomers_written, first)
 
-    def recent(self, slots: Ints) -> Floats:
-        """Survival rows ``[samples, batch, drafts]`` to expect of the next drafts."""
-        samples = min(self._depth, max(1, _BLOCKS_PER_ESTIMATE // len(slots)))
-        newest = self._written[slots] - 1 - np.arange(samples)[:, None]  # [samples, batch]
-        rows: Floats = self._rows[slots, newest % self._depth]
+    def recent(self, slots: Ints, blocks: int, difference: float = 1.0) -> Floats:
+        """Survival rows to expect of these requests' next drafts: ``[samples, batch, drafts]``.
+
+        The newest rows of a request; while it has few, with those it started with in the
+        proportion that `difference` of the requests calls for.
+
+        Args:
+            blocks: samples wanted; there are no more than are remembered.
+        """
+        depth = self._depth
+        blocks = min(depth, blocks)
+        written = self._written[slots]  # [batch]
+        own = np.minimum(written, depth)
+        # Variance within requests over that between them, in rows.
+        prior = depth * (1 - difference) / max(difference, 1e-3)
+        count = np.where(own < depth, np.round(blocks * own / (own + prior + 1e-9)), blocks)
+        sample = np.arange(blocks)[:, None]
+        newest = (written - 1 - sample % np.maximum(own, 1)) % depth  # [samples, batch]
+        first = own + sample % np.maximum(depth - own, 1)
+        rows: Floats = self._rows[slots, np.where(sample < count, newest, first % depth)]
         return rows
 
-    def _touch(self, request: str) -> int:
-        slot = self._slot.pop(request, None)
-        if slot is None:
-            slot = self._free.pop() if self._free else self._forget_oldest()
-            newest = min(max(self._population_written, 1), _POPULATION)
-            self._rows[slot] = self._population[self._random.integers(newest, size=self._depth)]
-            self._accepted[slot] = self._observed[slot] = 0.0
-        self._slot[request] = slot
-        return slot
+    def population(self, batch: int, blocks: int) -> Floats:
+        """The newest rows of all requests as batches of this size: ``[samples, batch, drafts]``."""
+        rows = min(batch * blocks, _POPULATION, max(self._population_written, 1))
+        samples = max(1, rows // batch)
+        places = self._population_written - 1 - np.arange(samples * batch) % rows
+        newest: Floats = self._population[places % _POPULATION]
+        return newest.reshape(samples, batch, self._drafts)
 
-    def _forget_oldest(self) -> int:
-        return self._slot.pop(next(iter(self._slot)))
+    def difference(self) -> float:
+        """How far requests differ in what their blocks accept, 0 to 1.
+
+        The share of request from request in the variance of a mean over the blocks remembered of
+        one: the weight of that mean against the mean of all in James and Stein's estimator.
+        """
+        known = np.flatnonzero(self._written >= self._depth)
+        known = known[np.argsort(self._used[known], kind="stable")[-_REQUESTS_COMPARED:]]
+        if len(known) < 2 or self._depth < 2:
+            return 1.0
+        accepted = self._rows[known].sum(-1, dtype=np.float64)  # [requests, depth]
+        of_means = accepted.mean(1).var(ddof=1)
+        by_chance = accepted.var(1, ddof=1).mean() / self._depth
+        return float(max(0.0, 1 - by_chance / of_means)) if of_means > 0 else 0.0
+
+    def _new_slots(self, requests: list[str]) -> Ints:
+        """The slots of the requests that were away longest, now of these."""
+        slots = np.argsort(self._used, kind="stable")[: len(requests)]
+        for slot, request in zip(slots.tolist(), requests, strict=True):
+            self._slot.pop(self._names[slot], None)
+            self._slot[request], self._names[slot] = slot, request
+        self._used[slots] = self._admissions
+        rows = min(max(self._newcomers_written, 1), _NEWCOMERS)
+        first = self._random.integers(rows, size=(len(slots), self._depth))
+        self._rows[slots] = self._newcomers[first]
+        self._written[slots] = 0
+        self._accepted[slots] = self._observed[slots] = 0.0
+        return slots
 
 
-def expected_commits(survival: Floats) -> Floats:
-    """Expected committed tokens of a step by the number of drafts verified.
-
-    The drafts are shared out as `adaspec.verify.allocation.allocate` does.
-
-    Args:
-        survival: ``[samples, batch, drafts]``, equally likely.
-
-    Returns:
-        ``[batch · drafts + 1]``; entry k is ``batch + mean over samples of the k largest``.
-    """
-    samples, batch, drafts = survival.shape
-    ordered = survival.reshape(samples, batch * drafts)
-    if batch > 1:  # the rows of one request are in order
-        ordered = np.sort(ordered, axis=-1)[:, ::-1]
-    gains = ordered.mean(0) if samples > 1 else ordered[0]
-    commits = np.empty(batch * drafts + 1, np.float32)
-    commits[0] = batch
-    np.cumsum(gains, out=commits[1:])
-    commits[1:] += batch
-    return commits
-
-
-def expected_uniform_commits(survival: Floats) -> Floats:
-    """The same for uniform steps: ``[drafts + 1]``, by drafts verified of every request."""
-    samples, batch, drafts = survival.shape
-    commits = np.empty(drafts + 1, np.float32)
-    commits[0] = batch
-    np.cumsum(survival.sum((0, 1)) / samples, out=commits[1:])
-    commits[1:] += batch
-    return commits
+def _append(ring: Floats, written: int, rows: Floats) -> int:
+    """Write rows over the oldest ones; the new count of rows ever written."""
+    ring[(written + np.arange(len(rows))) % len(ring)] = rows
+    return written + len(rows)

@@ -5,6 +5,7 @@ import pytest
 
 from adaspec.verify import CostModel, CostSample, StepLoad, StepPlan, VerifyShapes
 from adaspec.verify.exploration import Exploration
+from adaspec.verify.forecast import AcceptanceCurve
 from adaspec.verify.planner import GoodputPlanner
 
 BLOCK = 8
@@ -34,8 +35,13 @@ def survival(batch: int, acceptance: float) -> np.ndarray:
     return np.broadcast_to(row, (1, batch, BLOCK - 1))
 
 
+def accepted(planner: GoodputPlanner, batch: int, acceptance: float) -> np.ndarray:
+    curve = AcceptanceCurve.of(survival(batch, acceptance), ragged=True)
+    return curve.at(planner.drafts_verified(batch))
+
+
 def plan(planner: GoodputPlanner, batch: int, acceptance: float) -> StepPlan:
-    return planner.plan(load(batch), survival(batch, acceptance), True)
+    return planner.plan(load(batch), accepted(planner, batch, acceptance), True)
 
 
 UNIFORM = VerifyShapes(BLOCK, 16, ragged=False)
@@ -86,8 +92,8 @@ def test_without_data_the_block_is_verified_and_plain_steps_are_tried() -> None:
 
 
 def test_unknown_acceptance_is_tried_even_if_plain_looks_better() -> None:
-    chosen = planner(UNIFORM, 0.010, 0.020, 0.0).plan(load(4), survival(4, 0.1), False)
-    assert chosen.drafted
+    fresh = planner(UNIFORM, 0.010, 0.020, 0.0)
+    assert fresh.plan(load(4), accepted(fresh, 4, 0.1), False).drafted
 
 
 def test_plain_decoding_is_left_only_for_a_gain() -> None:

@@ -97,18 +97,29 @@ class World:
 class Result:
     """Totals of a run.
 
-    Tokens are expected ones, given the true acceptance and the lengths: less noise. Stalls are not in
-    ``seconds``, since no policy can help them.
+    Tokens are expected ones, given the true acceptance and the lengths, which is less noisy. Stalls
+    are not in ``seconds``, since no policy can help them.
     """
 
     tokens: float
     seconds: float
     plain_steps: int
     steps: int
+    tokens_at: tuple[float, ...]  # what each fixed length, 1 to BLOCK, would have committed
+    seconds_at: tuple[float, ...]
 
     @property
     def rate(self) -> float:
         return self.tokens / self.seconds
+
+    @property
+    def best_fixed_rate(self) -> float:
+        """Of plain decoding and all fixed lengths, on the same blocks and without noise in time.
+
+        Fair if requests are alike; else other lengths would have had other requests in flight.
+        """
+        rates = zip(self.tokens_at, self.seconds_at, strict=True)
+        return max(tokens / seconds for tokens, seconds in rates)
 
 
 def draw_truth(
@@ -174,12 +185,14 @@ class Server:
 
     def run(self, concurrency: int, steps: int) -> Result:
         """So many steps with so many requests at any time."""
+        self._tokens_at, self._seconds_at = np.zeros(BLOCK), np.zeros(BLOCK)
         total = seconds = 0.0
         plain = 0
         for _ in range(steps):
             committed, duration, drafted = self._step(concurrency)
             total, seconds, plain = total + committed, seconds + duration, plain + (not drafted)
-        return Result(total, seconds, plain, steps)
+        tokens_at, seconds_at = tuple(self._tokens_at), tuple(self._seconds_at)
+        return Result(total, seconds, plain, steps, tokens_at, seconds_at)
 
     def _step(self, concurrency: int) -> tuple[float, float, bool]:
         load = self._refill(concurrency)
@@ -189,8 +202,9 @@ class Server:
         accepted = np.zeros(batch, np.int64)
         expected = float(batch)
         log_probs, tokens = None, batch
+        truth = draw_truth(self._kinds, self._sampled, self.log_odds_shift, self.random)
+        self._count_fixed(truth, load)
         if plan.drafted:
-            truth = draw_truth(self._kinds, self._sampled, self.log_odds_shift, self.random)
             confidence = self._confidence(truth)
             reported = torch.from_numpy(confidence) if self.world.has_confidence else None
             allocation = self.policy.allocate(plan, DraftSignals(log_probs=reported))
@@ -217,6 +231,17 @@ class Server:
             self._left[i] -= count
             self._contexts[i] += count
         return expected, duration, plan.drafted
+
+    def _count_fixed(self, truth: Floats, load: StepLoad) -> None:
+        """What every fixed length would make of these blocks."""
+        survival = truth.cumprod(-1).sum(0)  # [drafts]
+        self._tokens_at += load.batch + np.concatenate([[0.0], survival.cumsum()])
+        mean_noise = self.slowness * float(np.exp(self.world.noise**2 / 2))
+        self._seconds_at += [
+            mean_noise
+            * self.world.step_time(load.batch, w * load.batch, load.context_tokens, w > 1)
+            for w in range(1, BLOCK + 1)
+        ]
 
     def _time(self, batch: int, padded: int, context: int, drafted: bool) -> float:
         noise = np.exp(self.world.noise * self.random.standard_normal())
