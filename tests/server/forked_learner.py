@@ -102,7 +102,9 @@ class Statuses:
     """The learners' status stream."""
 
     def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._listener = StatusListener(channel.status)
+        self._heard: ForkedLearner | None = None
 
     def wait(
         self,
@@ -111,6 +113,9 @@ class Statuses:
         seconds: float = 120.0,
     ) -> LearnerStatus:
         """The first status of this learner that fulfils a condition."""
+        if learner is not self._heard:  # a listener that lost another one waits before it tries
+            self.close()
+            self._listener, self._heard = StatusListener(self._channel.status), learner
         deadline = time.monotonic() + seconds
         last: LearnerStatus | None = None
         while time.monotonic() < deadline:
