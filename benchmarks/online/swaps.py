@@ -13,10 +13,10 @@ every few seconds. Every repeat runs each of them once, in an order that rotates
 A *gap* is the time between two pieces of one streamed answer; with a stream interval of 1 each
 decode step sends one, so a gap is the inter-token latency that a reader sees. The *decode step* is
 the time of an answer from its first text to its last, over its target passes. A *swap pause* is how
-long a swap kept the device or the scheduler busy, as the server logs it. Greedy answers of `tap` and `swaps` are compared with those of `off`: in
-float32 they must be identical, in bfloat16 partings are listed with the gap of the
-log-probabilities. The exit code is 1 if a request failed, a float32 answer differs, or nothing was
-swapped.
+long a swap kept the device or the scheduler busy, as the server logs it. Greedy answers of `tap`
+and `swaps` are compared with those of `off`: in float32 they must be identical, in bfloat16
+partings are listed with the gap of the log-probabilities. The exit code is 1 if a request failed, a
+float32 answer differs, or a run saw no swap.
 """
 
 import argparse
