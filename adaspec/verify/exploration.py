@@ -53,7 +53,8 @@ class Exploration:
         tried = self._arms[arm]
         if tried.left == 0:
             # A burst dearer than the most that can be saved up is had for that, and paid off later.
-            if not self.is_due(arm) or self._credit < min(_BURST * loss, self._most):
+            price = min(_BURST * loss, self._most)
+            if not self.is_due(arm) or self._credit <= 0 or self._credit < price:
                 return False
             tried.left = _BURST
             tried.interval = min(2 * tried.interval, _LONGEST_INTERVAL)

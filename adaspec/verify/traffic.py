@@ -11,7 +11,7 @@ from adaspec.verify.step import Floats, Ints
 _DEPTH = 16  # blocks remembered per request
 _POPULATION = 512  # blocks of all requests
 # A new request starts with first blocks of earlier ones: so many of each, so many in all.
-_FIRST_BLOCKS, _NEWCOMERS = 4, 128
+_FIRST_BLOCKS, _NEWCOMERS = 4, 64
 _REQUESTS_COMPARED = 32
 _PRIOR_ACCEPTANCE = 0.7
 _HISTORY_DECAY = 0.9  # per step of the request
