@@ -266,8 +266,14 @@ def main() -> None:
                 first, second = (order.sample(part, len(part)) for part in (before, after))
                 served[name] = serve_traffic(url, first, second, options)
                 print(f"{name} has served its traffic", flush=True)
-    online = {seed: served[online_name(seed)] for seed in options.seeds}
-    summary = compare(online, served[STATIC])
+                if name != STATIC:  # written each time: a long run may be cut short
+                    print(write_result(served, options), flush=True)
+
+
+def write_result(served: dict[str, Served], options: argparse.Namespace) -> str:
+    """Write what is known so far, and return its table."""
+    done = {seed: online_name(seed) for seed in options.seeds if online_name(seed) in served}
+    summary = compare({seed: served[name] for seed, name in done.items()}, served[STATIC])
     facts = {
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "machine": machine_facts(),
@@ -275,10 +281,10 @@ def main() -> None:
         "config": options.config.read_text() if options.config else "",
         **summary,
         "requests": msgspec.to_builtins(served),
-        "decisions": {name: _decisions(options.logs / f"cache-{name}") for name in names},
+        "decisions": {name: _decisions(options.logs / f"cache-{name}") for name in done.values()},
     }
     options.out.write_text(json.dumps(facts) + "\n")
-    print(table(summary))
+    return table(summary)
 
 
 if __name__ == "__main__":
