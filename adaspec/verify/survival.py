@@ -34,10 +34,10 @@ GREEDY, SAMPLED = 0, 1
 
 _FEATURES = 3
 _LOGIT_RANGE = 6.0
-_LEAST_PROBABILITY = 1 / (1 + float(np.exp(_LOGIT_RANGE)))
+_LEAST_PROBABILITY = np.float32(1 / (1 + np.exp(_LOGIT_RANGE)))
 _MEMORY_ROWS = 2000  # rows (a request's step) after which the weight of a flag has fallen to 1/e
 _STEPS_PER_FIT = 8
-_ROWS_PER_FIT = 256  # of more rows a fit uses a random sample
+_ROWS_PER_FIT = 128  # of more rows a fit uses a random sample
 # The prior: without data, trust the drafter's probability, or expect this acceptance without one.
 _PRIOR_ACCEPTANCE = 0.7
 _POOLED_PRECISION = np.diag([1.0, 4.0, 4.0])
@@ -97,6 +97,7 @@ class SurvivalModel:
         self._by_position = [_Evidence.nothing(drafts) for _ in range(2)]
         self._mean = np.broadcast_to(self._base, (2, drafts, _FEATURES)).copy()
         self._pooled_mean = np.broadcast_to(self._base, (2, _FEATURES)).copy()
+        self._parameters = self._mean.astype(np.float32)
         self._meters = [CalibrationMeter(drafts) for _ in range(2)]
         self._waiting: list[_Rows] = []
         self._random = np.random.default_rng(0)
@@ -104,8 +105,8 @@ class SurvivalModel:
 
     @property
     def parameters(self) -> Floats:
-        """Weights float32 ``[class, drafts, feature]``; they change when `fits` does."""
-        return self._mean.astype(np.float32)
+        """Weights float32 ``[class, drafts, feature]``; others when `fits` has changed."""
+        return self._parameters
 
     def survival(self, log_probs: Floats | None, history: Floats, sampled: Flags) -> Floats:
         """Survival of every draft: float32 ``[batch, drafts]``, not increasing along the block.
@@ -115,9 +116,11 @@ class SurvivalModel:
             history: ``[batch]``, see `adaspec.verify.traffic.Traffic`.
             sampled: ``[batch]``.
         """
-        features = self._features(log_probs, history)
-        probability = self._conditional(features, sampled)
-        survival: Floats = probability.astype(np.float32).cumprod(-1, dtype=np.float32)
+        weights = self._parameters[sampled.astype(np.int64)]  # [batch, drafts, feature]
+        logit = weights[..., 0] + weights[..., 2] * history[:, None]
+        if log_probs is not None:
+            logit += weights[..., 1] * _logit(log_probs)
+        survival: Floats = (1 / (1 + np.exp(-logit))).cumprod(-1, dtype=np.float32)
         return survival
 
     def observe(
@@ -190,6 +193,7 @@ class SurvivalModel:
             self._meters[kind].fade(fading)
             self._meters[kind].add(predicted[mine], flags[mine], observed[mine])
             self._update(kind, features[mine], flags[mine], observed[mine], fading)
+        self._parameters = self._mean.astype(np.float32)
         self.fits += 1
 
     def _update(self, kind: int, x: Array, flags: Array, observed: Flags, fading: float) -> None:
@@ -245,7 +249,7 @@ class DeviceSurvival:
         base, confidence, past = weights.unbind(-1)
         logit = torch.addcmul(base, past, self._upload(history)[:, None])
         if log_probs is not None:
-            x = log_probs.float().exp().logit(_LEAST_PROBABILITY).nan_to_num(-_LOGIT_RANGE)
+            x = log_probs.float().exp().logit(float(_LEAST_PROBABILITY)).nan_to_num(-_LOGIT_RANGE)
             logit = torch.addcmul(logit, confidence, x)
         return logit.sigmoid().cumprod(-1)
 
@@ -256,8 +260,10 @@ class DeviceSurvival:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
-def _logit(log_probs: Floats) -> Array:
+def _logit(log_probs: Floats) -> Floats:
     """``log p − log(1 − p)``, clipped; NaN counts as no confidence at all."""
-    p = np.exp(log_probs.astype(np.float64)).clip(_LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
-    x = np.log(p / (1 - p))
-    return np.where(np.isnan(x), -_LOGIT_RANGE, x)
+    p = np.exp(log_probs)
+    # fmax and fmin take the other argument of a NaN.
+    p = np.fmin(np.fmax(p, _LEAST_PROBABILITY), 1 - _LEAST_PROBABILITY)
+    x: Floats = np.log(p / (1 - p))
+    return x

@@ -57,7 +57,7 @@ def error(model: SurvivalModel, drafter: Drafter, sampled: bool) -> float:
 def test_both_classes_are_calibrated() -> None:
     model, drafter = SurvivalModel(DRAFTS, True), Drafter()
     assert error(model, drafter, sampled=True) > 0.15
-    train(model, drafter, steps=100, length=DRAFTS + 1, share=0.5)
+    train(model, drafter, steps=300, length=DRAFTS + 1, share=0.5)
     assert error(model, drafter, sampled=False) < 0.04
     assert error(model, drafter, sampled=True) < 0.04
     for kind in range(2):
