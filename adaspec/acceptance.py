@@ -5,14 +5,17 @@ target's distribution for the token after row ``k``. The accepted prefix plus on
 target's own (the bonus token) are committed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from adaspec.chains import ChainRows
 
 # Above this top-k a full sort is no dearer than torch.topk.
 _LARGEST_PARTIAL_SORT = 1024
+_NOTHING = -1  # no token
 
 
 class Acceptance(NamedTuple):
@@ -46,26 +49,40 @@ class SamplingRules:
     is_filtered: bool
     largest_top_k: int
 
+    def repeat(self, rows: ChainRows) -> "SamplingRules":
+        """The rules of every row of a pass: tensors ``[rows]``."""
+        return replace(
+            self,
+            temperature=rows.repeat(self.temperature),
+            top_k=rows.repeat(self.top_k),
+            top_p=rows.repeat(self.top_p),
+            min_p=rows.repeat(self.min_p),
+        )
+
 
 def prefix_length(matches: Tensor) -> Tensor:
     """Length of the run of true values at the start of the last dimension: int64 ``[...]``."""
     return matches.long().cumprod(-1).sum(-1)
 
 
-def accept_greedy(drafts: Tensor, target_tokens: Tensor) -> Acceptance:
+def accept_greedy(drafts: Tensor, target_tokens: Tensor, rows: ChainRows) -> Acceptance:
     """Greedy acceptance: keep drafts while they equal the target's argmax.
 
     Upstream: SGLang ``compute_dflash_correct_drafts_and_bonus``.
 
     Args:
         drafts: int64 ``[batch, n]``.
-        target_tokens: int64 ``[batch, n + 1]``, the target's argmax at the rows of the chain.
+        target_tokens: int64 ``[rows]``, the target's argmax at the rows of the chains.
+        rows: their layout, of width ``n + 1``.
     """
-    accepted = prefix_length(drafts == target_tokens[:, :-1])
-    return Acceptance(accepted, target_tokens.gather(1, accepted[:, None]).squeeze(1))
+    target = rows.expand(target_tokens)  # [batch, n + 1]
+    accepted = prefix_length(_within(rows, drafts == target[:, :-1]))
+    return Acceptance(accepted, target.gather(1, accepted[:, None]).squeeze(1))
 
 
-def accept_sampled(drafts: Tensor, logits: Tensor, rules: SamplingRules) -> Acceptance:
+def accept_sampled(
+    drafts: Tensor, logits: Tensor, rules: SamplingRules, rows: ChainRows
+) -> Acceptance:
     """Target-only chain sampling: the committed tokens are distributed as the target's samples.
 
     A draft ``d_k`` is accepted with probability ``p_k(d_k)``; on the first rejection the token is
@@ -80,35 +97,48 @@ def accept_sampled(drafts: Tensor, logits: Tensor, rules: SamplingRules) -> Acce
 
     Args:
         drafts: int64 ``[batch, n]``.
-        logits: ``[batch, n + 1, vocab]``, penalties and masks already applied.
+        logits: ``[rows, vocab]``, penalties and masks already applied.
+        rows: their layout, of width ``n + 1``.
     """
-    rows = torch.arange(drafts.shape[0], device=drafts.device)
     is_greedy = rules.top_k == 1  # [batch]
-    scaled = logits.float() / rules.temperature[:, None, None]
-    argmax = scaled.argmax(-1)  # [batch, n + 1]
+    scaled = logits.float() / rows.repeat(rules.temperature)[:, None]
+    argmax = scaled.argmax(-1)  # [rows]
+    # What the drafter says at each column; nothing behind the last draft of a chain.
+    verified = drafts if rows.is_verified is None else drafts.where(rows.is_verified, _NOTHING)
+    drafted = nn.functional.pad(verified, (0, 1), value=_NOTHING)  # [batch, n + 1]
     if rules.is_filtered:
-        weights, tokens = filtered_weights(scaled.softmax(-1), rules)  # [batch, n + 1, support]
-        chance = (weights[:, :-1] * (tokens[:, :-1] == drafts[..., None])).sum(-1)
-        chance = chance / weights[:, :-1].sum(-1)
+        weights, tokens = filtered_weights(scaled.softmax(-1), rules.repeat(rows))
+    if drafts.shape[1] == 0:
+        accepted = drafts.new_zeros(len(drafts))
     else:
-        drafted = scaled[:, :-1].gather(-1, drafts[..., None]).squeeze(-1)
-        chance = (drafted - scaled[:, :-1].logsumexp(-1)).exp()  # [batch, n]
-    coins = torch.rand(drafts.shape, device=drafts.device)
-    kept = torch.where(is_greedy[:, None], drafts == argmax[:, :-1], coins < chance)
-    accepted = prefix_length(kept)
+        following = rows.pack(drafted)[:, None]  # [rows, 1]
+        if rules.is_filtered:
+            chance = (weights * (tokens == following)).sum(-1) / weights.sum(-1)
+        else:
+            chosen = scaled.gather(-1, following.clamp(min=0)).squeeze(-1)
+            chance = (chosen - scaled.logsumexp(-1)).exp()  # [rows]
+        coins = torch.rand(drafts.shape, device=drafts.device)
+        agrees = drafts == rows.expand(argmax)[:, :-1]
+        kept = torch.where(is_greedy[:, None], agrees, coins < rows.expand(chance)[:, :-1])
+        accepted = prefix_length(_within(rows, kept))
 
+    last = rows.start + accepted  # [batch], the row that decides the bonus token
     if rules.is_filtered:
-        final_weights, final_tokens = weights[rows, accepted], tokens[rows, accepted]
+        final_weights, final_tokens = weights[last], tokens[last]  # [batch, support]
     else:
-        final_weights = scaled[rows, accepted].softmax(-1)  # [batch, support]
+        final_weights = scaled[last].softmax(-1)
         final_tokens = torch.arange(logits.shape[-1], device=drafts.device).expand_as(final_weights)
-    nothing = drafts.new_full((drafts.shape[0], 1), -1)
-    refused = torch.cat([drafts, nothing], 1)[rows, accepted]
-    residual = final_weights.masked_fill(final_tokens == refused[:, None], 0.0)
+    refused = drafted.gather(1, accepted[:, None])  # [batch, 1]
+    residual = final_weights.masked_fill(final_tokens == refused, 0.0)
     # Rounding can refuse a token that holds all the mass; then the target has no other.
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, final_weights)
     bonus = final_tokens.gather(1, _race(residual)[:, None]).squeeze(1)
-    return Acceptance(accepted, torch.where(is_greedy, argmax[rows, accepted], bonus))
+    return Acceptance(accepted, torch.where(is_greedy, argmax[last], bonus))
+
+
+def _within(rows: ChainRows, kept: Tensor) -> Tensor:
+    """``kept`` (bool ``[batch, n]``) for drafts that were verified, false for others."""
+    return kept if rows.is_verified is None else kept & rows.is_verified
 
 
 def filtered_weights(probs: Tensor, rules: SamplingRules) -> tuple[Tensor, Tensor]:
@@ -118,10 +148,11 @@ def filtered_weights(probs: Tensor, rules: SamplingRules) -> tuple[Tensor, Tenso
     a token in the unfiltered distribution, min-p at the share of the most likely token.
 
     Args:
-        probs: float32 ``[batch, n, vocab]``.
+        probs: float32 ``[rows, vocab]``.
+        rules: of each row.
 
     Returns:
-        ``(weights, tokens)``, both ``[batch, n, support]`` in falling order; filtered tokens have
+        ``(weights, tokens)``, both ``[rows, support]`` in falling order; filtered tokens have
         weight 0 and the rest keep their probability (not renormalised).
     """
     if rules.largest_top_k <= min(_LARGEST_PARTIAL_SORT, probs.shape[-1]):
@@ -130,8 +161,8 @@ def filtered_weights(probs: Tensor, rules: SamplingRules) -> tuple[Tensor, Tenso
         weights, tokens = probs.sort(-1, descending=True)
     mass_before = weights.cumsum(-1) - weights
     ranks = torch.arange(weights.shape[-1], device=probs.device)
-    keep = (ranks < rules.top_k[:, None, None]) & (mass_before <= rules.top_p[:, None, None])
-    keep &= weights >= weights[..., :1] * rules.min_p[:, None, None]
+    keep = (ranks < rules.top_k[:, None]) & (mass_before <= rules.top_p[:, None])
+    keep &= weights >= weights[:, :1] * rules.min_p[:, None]
     return weights * keep, tokens
 
 

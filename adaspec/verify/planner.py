@@ -84,16 +84,16 @@ class GoodputPlanner:
             self._exploration.restart()
         choices = self._choices_for(batch)
         if not self._cost.samples(drafted=True):
-            return StepPlan(load, True, int(choices.tokens[-1]), "no cost data")
+            return self._drafted(load, int(choices.tokens[-1]), "no cost data")
         if not self._cost.samples(drafted=False) and self._plain_trials < _PLAIN_TRIALS:
             self._plain_trials += 1
-            return StepPlan(load, False, batch, "no cost data")
+            return StepPlan(load, False, batch, 0, "no cost data")
         commits = batch * (1 + accepted)
         seconds = choices.curve.seconds(load.context_tokens)
         rates = commits / seconds
         best = int(rates[1:].argmax()) + 1
         if not accepted_known:
-            return StepPlan(load, True, int(choices.tokens[best]), "exploration")
+            return self._drafted(load, int(choices.tokens[best]), "exploration")
         return self._decide(load, choices, commits, seconds, best)
 
     def refine(self, plan: StepPlan, survival: Floats) -> int:
@@ -131,13 +131,13 @@ class GoodputPlanner:
         explore.earn(float(seconds[best]) if self._drafts else plain_seconds)
 
         def drafted(choice: int, reason: Reason) -> StepPlan:
-            return StepPlan(load, True, int(choices.tokens[choice]), reason, rate)
+            return self._drafted(load, int(choices.tokens[choice]), reason, rate)
 
         if not self._drafts:
             explore.chosen("plain")
             if explore.pay("draft", float(seconds[best] - commits[best] / rate)):
                 return drafted(best, "exploration")
-            return StepPlan(load, False, load.batch, "goodput", rate)
+            return StepPlan(load, False, load.batch, 0, "goodput", rate)
         explore.chosen("draft")
         if explore.is_due("plain"):
             padded_batch = np.array([padded])
@@ -145,7 +145,7 @@ class GoodputPlanner:
             if plain_rate * math.exp(_DOUBT * doubt) <= rate:
                 explore.skip("plain")
             elif explore.pay("plain", plain_seconds - load.batch / rate):
-                return StepPlan(load, False, load.batch, "exploration", rate)
+                return StepPlan(load, False, load.batch, 0, "exploration", rate)
         losses = seconds - commits / rate
         if explore.is_due("doubtful"):
             doubts = self._cost.doubt(load.batch, choices.padded, drafted=True)
@@ -161,6 +161,9 @@ class GoodputPlanner:
         if longer > best and explore.pay("longer", float(losses[longer])):
             return drafted(longer, "exploration")
         return drafted(best, "goodput")
+
+    def _drafted(self, load: StepLoad, tokens: int, reason: Reason, rate: float = 0.0) -> StepPlan:
+        return StepPlan(load, True, tokens, self._shapes.block_size - 1, reason, rate)
 
     def _choices_for(self, batch: int) -> _Choices:
         choices = self._choices.get(batch)

@@ -35,7 +35,7 @@ class _UniformPolicy:
     def plan(self, load: StepLoad) -> StepPlan:
         """See `VerifyPolicy`."""
         length = self._length()
-        return StepPlan(load, length > 1, load.batch * length, self._reason)
+        return StepPlan(load, length > 1, load.batch * length, length - 1, self._reason)
 
     def allocate(self, plan: StepPlan, signals: DraftSignals) -> Allocation:
         """See `VerifyPolicy`."""
@@ -122,7 +122,7 @@ class AdaFlashPolicy:
 
     def plan(self, load: StepLoad) -> StepPlan:
         """See `VerifyPolicy`."""
-        return StepPlan(load, True, self._tokens(load.batch), "head")
+        return StepPlan(load, True, self._tokens(load.batch), self._shapes.block_size - 1, "head")
 
     def allocate(self, plan: StepPlan, signals: DraftSignals) -> Allocation:
         """See `VerifyPolicy`. Requires `DraftSignals.length_ratio`."""

@@ -103,6 +103,7 @@ class StepPlan:
         load: the batch this was decided for.
         drafted: whether there is a draft pass; without it the step is plain decoding.
         tokens: tokens to verify, anchors included: the batch size if nothing is drafted.
+        drafts: drafts of each block that may be verified; no more need to be read off the block.
         reason: what decided.
         rate: committed tokens per second that are expected; 0 if the policy does not know.
     """
@@ -110,6 +111,7 @@ class StepPlan:
     load: StepLoad
     drafted: bool
     tokens: int
+    drafts: int
     reason: Reason
     rate: float = 0.0
 
@@ -124,7 +126,7 @@ class DraftSignals:
     """What the draft pass says about its drafts; a policy asks for it by `VerifyPolicy.reads`.
 
     Attributes:
-        log_probs: float32 ``[batch, block − 1]``, the drafter's log-probability of each draft.
+        log_probs: float32 ``[batch, plan.drafts]``, the drafter's log-probability of each draft.
         length_ratio: float32 ``[batch]``, output of the length head (`LengthHead`).
     """
 

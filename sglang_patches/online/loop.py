@@ -10,6 +10,7 @@ import torch
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
+from adaspec.chains import ChainRows
 from adaspec.config import AdaSpecConfig, TapConfig, WatchConfig
 from adaspec.drafters.checkpoint import read_tensors
 from adaspec.errors import AdaSpecError
@@ -47,12 +48,10 @@ class _Step(NamedTuple):
     Attributes:
         drafted_by: version that drafted: the live one or, in a control window, the base.
         live: version that was live.
-        width: verify length in tokens.
     """
 
     drafted_by: int
     live: int
-    width: int
 
 
 class OnlineLoop:
@@ -94,12 +93,16 @@ class OnlineLoop:
         """Number of the version that drafts: the live one or, in a control window, the base."""
         return self._start.number if self._swapper is None else self._swapper.drafting
 
-    def before_step(self) -> None:
-        """Swap, or open or close a control window. Every rank calls it before every step."""
+    def before_step(self) -> bool:
+        """Swap, or open or close a control window. Every rank calls it before every step.
+
+        Returns:
+            Whether another version is live from now on.
+        """
         if self._metrics is not None:
             self._metrics.steps.start_step()
         if self._swapper is None:
-            return
+            return False
         swap = self._swapper.between_steps()
         refusal = self._swapper.take_refusal()
         if refusal is not None and refusal.number != self.version and self._tap is not None:
@@ -107,7 +110,7 @@ class OnlineLoop:
                 refusal.number, self.version, refusal.reason, "refusal"
             )
         if swap is None:
-            return
+            return False
         if swap.context_changed:
             first = swap.context_sha256 == self._start.context_sha256
             namespace.use_context(None if first else swap.context_sha256)
@@ -119,6 +122,7 @@ class OnlineLoop:
             self._swapper.trust_live()
         if swap.rolled_back and self._tap is not None:
             self._tap.collector.report_rollback(swap.before, swap.version, swap.reason)
+        return True
 
     def see_prefill_taps(self, taps: Tensor) -> None:
         """Target features of a prefill, ``[rows, taps · hidden]``; kept until `after_prefill`."""
@@ -134,12 +138,12 @@ class OnlineLoop:
             )
 
     def before_constraints(
-        self, reqs: "Sequence[Req]", output: "LogitsProcessorOutput", width: int
+        self, reqs: "Sequence[Req]", output: "LogitsProcessorOutput", rows: ChainRows
     ) -> None:
         """What the target said in a verify step; see `FeedbackTap.before_constraints`."""
         if self._tap is not None:
             self._tap.before_constraints(
-                reqs, output.next_token_logits, width, output.last_hidden_states
+                reqs, output.next_token_logits, rows, output.last_hidden_states
             )
 
     def after_verify(
@@ -147,30 +151,36 @@ class OnlineLoop:
         reqs: "Sequence[Req]",
         prefix_lens: Tensor,
         tokens: Tensor,
+        rows: ChainRows,
         taps: Tensor,
         verdict: "Verdict",
     ) -> None:
         """A verify step has been judged; see `FeedbackTap.after_verify`."""
-        width = tokens.shape[1]
-        self._steps_in_flight.append(_Step(self.drafting, self.version, width))
-        if self._swapper is not None and width > 1:
+        self._steps_in_flight.append(_Step(self.drafting, self.version))
+        if self._swapper is not None and rows.width > 1:
             self._swapper.count_draft()
         if self._metrics is not None:
-            self._metrics.steps.decode_step(len(reqs), tokens.numel())
+            self._metrics.steps.decode_step(rows.batch, rows.total)
         if self._tap is not None:
-            self._tap.after_verify(reqs, prefix_lens, tokens, taps, verdict, self.drafting)
+            self._tap.after_verify(reqs, prefix_lens, tokens, rows, taps, verdict, self.drafting)
 
-    def after_counts(self, accepted: Sequence[int]) -> None:
-        """Accepted drafts of each request of the oldest step in flight have reached the host."""
+    def after_counts(self, accepted: Sequence[int], lengths: Sequence[int], drafted: bool) -> None:
+        """What became of the oldest step in flight has reached the host.
+
+        Args:
+            accepted: drafts accepted of each request.
+            lengths: tokens verified of each request.
+            drafted: whether the step had a draft pass.
+        """
         if not self._steps_in_flight:
             return
         step = self._steps_in_flight.popleft()
         if self._metrics is not None:
-            self._metrics.steps.count(step.drafted_by, step.width, accepted)
+            self._metrics.steps.count(step.drafted_by, lengths, accepted, drafted)
         # Steps without drafts say nothing about a version.
         if self._watch is None or self._swapper is None or step.live != self.version:
             return
-        if step.width == 1:
+        if max(lengths) == 1:
             return
         committed = sum(accepted) + len(accepted)
         outcome = self._watch.observe(committed, len(accepted), step.drafted_by != step.live)

@@ -12,6 +12,7 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from torch import Tensor
 
+from adaspec.chains import ChainRows
 from adaspec.feedback import (
     EndCapture,
     FeedbackCollector,
@@ -98,28 +99,27 @@ class FeedbackTap:
         self,
         reqs: "Sequence[Req]",
         logits: Tensor,
-        width: int,
+        rows: ChainRows,
         states: Tensor | None = None,
     ) -> None:
         """Keep the target's own word, before penalties and masks change its logits.
 
         Args:
-            logits: ``[batch · width, vocab]``.
-            states: ``[batch · width, hidden]``, the target's last hidden states; needed only if
-                they are what is kept.
+            logits: ``[rows, vocab]``.
+            rows: which row belongs to which token of which chain.
+            states: ``[rows, hidden]``, the target's last hidden states; needed only if they are
+                what is kept.
         """
         self._choose(reqs, logits.device)
         if not self._chosen:
             return
         if self._top_k is None:
-            blocks = states.view(len(reqs), width, -1)
-            # A CUDA graph's next replay overwrites them.
-            blocks = self._select(blocks, shared=not self._copies_are_views)
-            self._teacher = HiddenTeacher(blocks.flatten(0, 1))
+            self._teacher = HiddenTeacher(self._blocks(rows, states).flatten(0, 1))
             return
-        rows = self._select(logits.view(len(reqs), width, -1)).flatten(0, 1)
-        top = rows.topk(min(self._top_k, rows.shape[1]), dim=-1)  # [chosen · width, k]
-        sums = [part.float().logsumexp(-1) for part in rows.split(_LOGSUMEXP_ROWS)]
+        # [chosen · width, vocab], a view if all requests are chosen: nothing of it is kept
+        chosen = rows.expand(logits, self._index).flatten(0, 1)
+        top = chosen.topk(min(self._top_k, chosen.shape[1]), dim=-1)  # [chosen · width, k]
+        sums = [part.float().logsumexp(-1) for part in chosen.split(_LOGSUMEXP_ROWS)]
         self._teacher = TopKTeacher(top.values, top.indices.to(torch.int32), torch.cat(sums))
 
     def after_verify(
@@ -127,6 +127,7 @@ class FeedbackTap:
         reqs: "Sequence[Req]",
         prefix_lens: Tensor,
         tokens: Tensor,
+        rows: ChainRows,
         taps: Tensor,
         verdict: "Verdict",
         version: int,
@@ -135,15 +136,14 @@ class FeedbackTap:
 
         Args:
             prefix_lens: ``[batch]``, positions of the anchors.
-            tokens: ``[batch, width]``, the verified chains.
-            taps: ``[batch · width, taps · hidden]``, perhaps with padding behind.
+            tokens: ``[batch, width]``, the verified chains; behind the end of one, anything.
+            rows: which row belongs to which of them.
+            taps: ``[rows, taps · hidden]``, perhaps with padding behind.
             version: that drafted.
         """
         teacher, self._teacher = self._teacher, None
         if teacher is None:
             return
-        batch, width = tokens.shape
-        blocks = taps[: batch * width].view(batch, width, -1)
         # What the next step overwrites (the target's CUDA graph its taps, the scheduler its
         # lengths) is copied on the serving stream first, which costs microseconds.
         tensors = [
@@ -151,10 +151,13 @@ class FeedbackTap:
             self._select(tokens),
             self._select(verdict.commit_lens - 1),
             self._select(verdict.bonus),
-            self._select(blocks, shared=not self._copies_are_views),
+            self._blocks(rows, taps),
             *teacher.tensors(),
         ]
+        if rows.lengths is not None:
+            tensors.append(self._select(rows.lengths))
         copies, wait = self._copier.start(tensors)
+        lengths = None if rows.lengths is None else copies.pop()
         anchors, chains, accepted, bonus, block_taps, *teacher_parts = copies
         chosen = [reqs[i] for i in self._chosen]
         self.collector.submit(
@@ -168,6 +171,7 @@ class FeedbackTap:
                 bonus=bonus,
                 taps=block_taps,
                 teacher=type(teacher)(*teacher_parts),
+                verify_lengths=lengths,
                 wait=wait,
             )
         )
@@ -202,6 +206,13 @@ class FeedbackTap:
         elif chosen and (chosen != self._chosen or self._index is None):
             self._index = torch.tensor(chosen).to(device, non_blocking=True)
         self._chosen = chosen
+
+    def _blocks(self, rows: ChainRows, values: Tensor) -> Tensor:
+        """``[rows, ...]`` of the chosen requests as ``[chosen, width, ...]``, safe to be kept."""
+        blocks = rows.expand(values, self._index)
+        # A CUDA graph's next replay overwrites what is a view of its output.
+        is_view = rows.lengths is None and self._index is None
+        return blocks.clone() if is_view and not self._copies_are_views else blocks
 
     def _select(self, rows: Tensor, shared: bool = False) -> Tensor:
         """The rows of the chosen requests; a copy of them if they are ``shared``."""

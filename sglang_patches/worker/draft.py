@@ -18,6 +18,8 @@ from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
+from adaspec.verify import DraftSignals
+
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
@@ -43,11 +45,27 @@ class BlockWindow:
     prefix_lens: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """What the draft pass proposes.
+
+    Attributes:
+        tokens: ``[batch, drafts + 1]`` int64, the anchor and the drafted tokens.
+        signals: what the policy of the verify length reads.
+    """
+
+    tokens: torch.Tensor
+    signals: DraftSignals
+
+
 def open_window(
-    worker: "AdaSpecWorker", batch: ScheduleBatch, draft_input: DFlashDraftInputV2
+    worker: "AdaSpecWorker", batch: ScheduleBatch, draft_input: DFlashDraftInputV2, block: int
 ) -> BlockWindow:
-    """Lay out the draft blocks behind the committed prefixes (upstream: DFlashWorkerV2, part 1)."""
-    batch_size, block = len(batch.seq_lens), worker.block_size
+    """Lay out the draft blocks behind the committed prefixes (upstream: DFlashWorkerV2, part 1).
+
+    ``block`` is the number of tokens of a block, 1 for a step without drafts.
+    """
+    batch_size = len(batch.seq_lens)
     prefix_lens = batch.seq_lens
     if worker.uses_triton:
         from sglang.kernels.ops.speculative.dflash import _prepare_dflash_draft_block_unchecked
@@ -94,29 +112,32 @@ def propose(
     batch: ScheduleBatch,
     draft_input: DFlashDraftInputV2,
     window: BlockWindow,
-    width: int,
-) -> torch.Tensor:
-    """Draft the first ``width`` tokens of every block greedily.
+    drafts: int,
+) -> Proposal:
+    """Draft the first ``drafts`` tokens of every block greedily.
 
     The draft model always sees its whole block, since it was trained bidirectionally on it; only
-    the columns that will be verified go through the target's lm_head.
-
-    Returns:
-        ``[batch, width]`` int64: the anchor and ``width − 1`` drafted tokens.
+    the columns that may be verified go through the target's lm_head.
     """
-    if width == 1:
-        return window.ids[:, :1].contiguous()
     output = _draft_forward(worker, batch, draft_input, window)
     batch_size, block = window.ids.shape
+    hidden = output.logits_output.hidden_states.view(batch_size, block, -1)
+    log_probs = None
     if worker.draft_sampler is not None and output.can_run_graph:
         drafted = worker.draft_sampler.out[: batch_size * (block - 1)].view(batch_size, block - 1)
-        drafted = drafted[:, : width - 1]
+        drafted = drafted[:, :drafts]
     else:
-        hidden = output.logits_output.hidden_states.view(batch_size, block, -1)
+        wanted = hidden[:, 1 : drafts + 1].reshape(-1, hidden.shape[-1])
         with draft_tp_context(worker.draft_parallel_layout):
-            drafted = worker.greedy_draft_tokens(hidden[:, 1:width].reshape(-1, hidden.shape[-1]))
-        drafted = drafted.view(batch_size, width - 1)
-    return torch.cat((window.ids[:, :1], drafted), dim=1)
+            drafted, log_probs = worker.greedy_drafts(wanted)
+        drafted = drafted.view(batch_size, drafts)
+    return Proposal(
+        torch.cat((window.ids[:, :1], drafted), dim=1),
+        DraftSignals(
+            None if log_probs is None else log_probs.view(batch_size, drafts),
+            worker.length_ratio(hidden),
+        ),
+    )
 
 
 def _draft_forward(

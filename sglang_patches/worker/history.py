@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from adaspec.chains import ChainRows
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
@@ -90,18 +92,18 @@ class OutputHistory:
         self._counts.index_put_((rows[:, None].expand_as(tokens), tokens), ones, accumulate=True)
 
     def apply_penalties(
-        self, reqs: "list[Req]", logits: torch.Tensor, tokens: torch.Tensor
+        self, reqs: "list[Req]", logits: torch.Tensor, tokens: torch.Tensor, layout: ChainRows
     ) -> None:
         """Penalise ``logits`` in place, column by column.
 
         Args:
-            logits: ``[batch · width, vocab]``; row (r, j) predicts the token after column j.
+            logits: ``[rows, vocab]``; the row of column j predicts the token after it.
             tokens: ``[batch, width]``; column 0 is the anchor, which is already counted.
+            layout: of the rows.
         """
         chosen = self._known(reqs)
         if not chosen:
             return
-        batch_size, width = tokens.shape
         entries = [self._entries[reqs[i].rid] for i in chosen]
         params = [entry.request.sampling_params for entry in entries]
         index, rows = self._index(chosen), self._rows(entries)
@@ -111,13 +113,16 @@ class OutputHistory:
         waiting = [i for i, p in enumerate(params) if p.min_new_tokens > 0]
         counts = self._counts[rows, : self._vocab_size].float()  # [chosen, vocab]
         generated = counts.sum(dim=1, keepdim=True)  # [chosen, 1]
-        blocks = logits.view(batch_size, width, -1)
-        for column in range(width):
+        first = layout.start[index]  # [chosen]
+        last = first + (layout.width if layout.lengths is None else layout.lengths[index]) - 1
+        for column in range(layout.width):
             if column:
                 drafted = tokens[index, column, None].to(torch.int64)
                 counts.scatter_add_(1, drafted, torch.ones_like(drafted, dtype=counts.dtype))
             seen = counts > 0
-            row = blocks[index, column].float()  # [chosen, vocab]
+            place = torch.minimum(first + column, last)  # [chosen], row of the column
+            given = logits[place]  # [chosen, vocab]
+            row = given.float()
             row = row - frequency * counts - presence * seen
             for i in waiting:
                 stop_ids = entries[i].stop_ids
@@ -125,7 +130,10 @@ class OutputHistory:
                 row[i, stop_ids] = torch.where(too_short, float("-inf"), row[i, stop_ids])
             scaled = torch.where(row < 0, row * repetition, row / repetition)
             row = torch.where(seen, scaled, row)
-            blocks[index, column] = row.to(logits.dtype)
+            row = row.to(logits.dtype)
+            if layout.lengths is not None:  # shorter chains have had their last row
+                row = torch.where((first + column <= last)[:, None], row, given)
+            logits[place] = row
 
     def _known(self, reqs: "list[Req]") -> list[int]:
         return (

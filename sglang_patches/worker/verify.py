@@ -9,8 +9,10 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
+from adaspec.chains import ChainRows
 from sglang_patches.worker.draft import BlockWindow
 
 if TYPE_CHECKING:
@@ -25,28 +27,31 @@ def target_forward(
     draft_input: DFlashDraftInputV2,
     window: BlockWindow,
     tokens: torch.Tensor,
+    rows: ChainRows,
 ) -> "GenerationBatchResult":
-    """Run the target over ``tokens`` (``[batch, width]``), causally behind each prefix.
+    """Run the target over the chains in ``tokens`` (``[batch, width]``), behind each prefix.
 
-    Returns SGLang's ``GenerationBatchResult`` of the pass: logits for every row of ``tokens``,
-    request-major, and the tapped hidden states of the same rows.
+    Returns SGLang's ``GenerationBatchResult`` of the pass: logits for every row of ``rows``, and
+    the tapped hidden states of the same rows.
     """
-    width = tokens.shape[1]
-    columns = slice(0, width)
+    columns = slice(0, rows.width)
     verify_input = DFlashVerifyInput(
-        draft_token=tokens.reshape(-1),
-        positions=window.positions[:, columns].reshape(-1),
-        draft_token_num=width,
+        draft_token=rows.pack(tokens),
+        positions=rows.pack(window.positions[:, columns]),
+        draft_token_num=rows.width,
         capture_hidden_mode=CaptureHiddenMode.FULL,
+        ragged_verify_layout=_ragged_layout(rows),
         kv_loc_plan=window.kv_plan,
-        kv_loc_cols=columns,
+        kv_loc_cols=columns if rows.lengths is None else _cells(rows, window),
     )
-    batch.out_cache_loc = window.slots[:, columns].reshape(-1)
+    batch.out_cache_loc = rows.pack(window.slots[:, columns])
     # SGLang plans attention from host lengths that include the verified tokens; the scheduler's
     # own bookkeeping must not see them.
     scheduler_lens = (batch.seq_lens_cpu, batch.seq_lens_sum)
     if batch.seq_lens_cpu is not None:
-        batch.seq_lens_cpu = batch.seq_lens_cpu + width
+        # Where lengths are on the device only, backends are content with an upper bound.
+        on_host = rows.lengths is not None and rows.lengths.device.type == "cpu"
+        batch.seq_lens_cpu = batch.seq_lens_cpu + (rows.lengths if on_host else rows.width)
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
     elif draft_input.nxt_kv_lens_cpu is not None:
         batch.seq_lens_cpu = draft_input.nxt_kv_lens_cpu
@@ -58,25 +63,44 @@ def target_forward(
     )
 
 
+def _ragged_layout(rows: ChainRows) -> RaggedVerifyLayout | None:
+    """SGLang's description of chains of different lengths; None if all are equally long."""
+    if rows.lengths is None:
+        return None
+    start = rows.start.to(torch.int32)
+    return RaggedVerifyLayout(
+        verify_lens=rows.lengths.to(torch.int32),
+        graph_num_tokens=rows.total,
+        extend_start_loc=start,
+        qo_indptr_device=torch.nn.functional.pad(start, (0, 1), value=rows.total),
+    )
+
+
+def _cells(rows: ChainRows, window: BlockWindow) -> torch.Tensor:
+    """Place of every row in the flattened window: int64 ``[rows]``."""
+    return rows.chain * window.slots.shape[1] + rows.column
+
+
 def constrain_logits(
     worker: "AdaSpecWorker",
     batch: ScheduleBatch,
     logits: torch.Tensor,
     tokens: torch.Tensor,
+    rows: ChainRows,
     grammar_tree: GrammarTree | None,
     grammar_barrier: Callable[[], None] | None,
 ) -> None:
-    """Apply to ``logits`` (``[batch · width, vocab]``, in place) what plain decoding would.
+    """Apply to ``logits`` (``[rows, vocab]``, in place) what plain decoding would.
 
-    Row ``(r, j)`` predicts the token after ``tokens[r, : j + 1]``, so penalties count the drafted
-    tokens before it and the grammar is advanced over them. The order is that of
+    The row of column j predicts the token after ``tokens[r, : j + 1]``, so penalties count the
+    drafted tokens before it and the grammar is advanced over them. The order is that of
     ``ModelRunner._preprocess_logits`` and ``Sampler._preprocess_logits``: penalties, grammar,
     logit bias, custom processors.
     """
     info = batch.sampling_info
     if info is None:
         return
-    worker.history.apply_penalties(batch.reqs, logits, tokens)
+    worker.history.apply_penalties(batch.reqs, logits, tokens, rows)
     if grammar_tree is not None:
         grammar_mask = build_grammar_vocab_mask(
             reqs=batch.reqs,
@@ -86,10 +110,17 @@ def constrain_logits(
             barrier=grammar_barrier,
         )
         if grammar_mask is not None:
+            if rows.lengths is not None:
+                grammar_mask = grammar_mask._replace(vocab_mask=grammar_mask.vocab_mask[rows.cell])
             grammar_mask.apply(logits)
-    batch_size, width = tokens.shape
     if info.logit_bias is not None:
-        bias = info.logit_bias.to(device=logits.device, dtype=logits.dtype)
-        logits.view(batch_size, width, -1).add_(bias[:, None, :])
+        bias = info.logit_bias.to(device=logits.device, dtype=logits.dtype)  # [batch, vocab]
+        if rows.lengths is None:
+            rows.expand(logits).add_(bias[:, None, :])
+        else:
+            logits.add_(rows.repeat(bias))
     if info.has_custom_logit_processor:
-        apply_custom_logit_processor(logits, info, num_tokens_in_batch=width)
+        blocks = rows.expand(logits).flatten(0, 1)  # [batch · width, vocab], a view if uniform
+        apply_custom_logit_processor(blocks, info, num_tokens_in_batch=rows.width)
+        if rows.lengths is not None:
+            logits.copy_(blocks[rows.cell])

@@ -26,12 +26,18 @@ from sglang.srt.speculative.spec_utils import GrammarTree
 from sglang.srt.utils import is_cuda
 
 from adaspec.acceptance import accept_greedy, accept_sampled
-from adaspec.config import config_from_environment
+from adaspec.chains import ChainRows
+from adaspec.config import VerifyConfig, config_from_environment
 from adaspec.errors import AdaSpecError
+from adaspec.verify import VerifyPolicy, VerifyShapes, make_policy
+from sglang_patches.checks import model_directory
 from sglang_patches.online.loop import start_online
 from sglang_patches.worker.accept import Verdict, make_verdict, sampling_rules
+from sglang_patches.worker.context import DraftContext
 from sglang_patches.worker.draft import BlockWindow, open_window, propose
 from sglang_patches.worker.history import OutputHistory
+from sglang_patches.worker.lengths import PlannedStep, VerifyLengths, chain_rows
+from sglang_patches.worker.policy import check_policy, load_length_head, verify_shapes
 from sglang_patches.worker.verify import constrain_logits, target_forward
 
 if TYPE_CHECKING:
@@ -42,25 +48,47 @@ if TYPE_CHECKING:
 
 
 class AdaSpecWorker(DFlashWorkerV2):
-    """Draft a block, verify its first ``verify_length`` tokens, commit what the target accepts."""
+    """Draft a block, verify as much of it as the policy says, commit what the target accepts."""
 
     def __init__(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
     ):
-        super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self.config = config_from_environment()
-        self.verify_length = self.config.verify.width(self.block_size)
+        drafter = model_directory(server_args.speculative_draft_model_path)
         self.uses_triton = is_cuda()
+        ranks = get_parallel().tp_group.world_size
+        check_policy(self.config.verify, drafter, on_gpu=self.uses_triton, ranks=ranks)
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self.length_head = load_length_head(drafter, torch.device(self.device))
+        self.context = DraftContext(
+            self._append_target_hidden_to_draft_kv_by_loc, on_host=not self.uses_triton
+        )
         self.history = OutputHistory(self.model_runner.model_config.vocab_size, self.device)
         self.online = start_online(self, self.config)
 
+    def make_policy(
+        self, config: VerifyConfig, shapes: VerifyShapes, device: torch.device
+    ) -> VerifyPolicy:
+        """The policy of the verify length; tests put their own here."""
+        return make_policy(config, shapes, device, has_confidence=self.knows_confidence)
+
+    @property
+    def knows_confidence(self) -> bool:
+        """Whether `greedy_drafts` sees all of the vocabulary at once."""
+        return bool(get_parallel().tp_group.world_size == 1)
+
     def init_attention_backends(self) -> None:
-        """As upstream, but refuse targets whose state cannot be rolled back by a KV length.
+        """As upstream, and make the policy: now it is known how many requests can run.
 
         Raises:
-            AdaSpecError: for hybrid (Mamba, GDN, …) targets.
+            AdaSpecError: for hybrid (Mamba, GDN, …) targets, whose state cannot be rolled back by a
+                KV length; if the policy's settings do not fit.
         """
         super().init_attention_backends()
+        shapes, device = verify_shapes(self), torch.device(self.device)
+        self.lengths = VerifyLengths(
+            self.make_policy(self.config.verify, shapes, device), shapes, device
+        )
         if self._need_mamba_verify_commit:
             raise AdaSpecError(
                 "ADASPEC does not support targets with recurrent layers (Mamba, GDN) yet: rejected "
@@ -92,16 +120,39 @@ class AdaSpecWorker(DFlashWorkerV2):
         """Upstream's fused K/V projection, which holds copies of weights, or None."""
         return self._fused_kv_helper
 
-    def greedy_draft_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Argmax of the target's lm_head over draft hidden states, ``[rows, hidden] → [rows]``."""
+    def greedy_drafts(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Argmax of the target's lm_head over draft hidden states ``[rows, hidden]``.
+
+        Returns:
+            Tokens int64 ``[rows]``, and their log-probabilities float32 ``[rows]``, or None if the
+            policy does not read them.
+        """
         lm_head = unwrap_lora_layer(self.model_runner.model.lm_head)
         method = getattr(lm_head, "quant_method", None)
-        if get_parallel().tp_group.world_size == 1 and should_apply_lm_head_quant_method(
-            lm_head, method
-        ):
+        if get_parallel().tp_group.world_size > 1:
+            tokens = self._greedy_sample_from_vocab_parallel_head(
+                hidden_states=hidden, lm_head=lm_head
+            )
+            return tokens, None
+        if should_apply_lm_head_quant_method(lm_head, method):
             logits = method.apply(lm_head, hidden, None)  # [rows, vocab, padded]
-            return logits[:, : lm_head.org_vocab_size].argmax(dim=-1)
-        return self._greedy_sample_from_vocab_parallel_head(hidden_states=hidden, lm_head=lm_head)
+        else:
+            logits = torch.nn.functional.linear(hidden.to(lm_head.weight.dtype), lm_head.weight)
+        logits = logits[:, : lm_head.org_vocab_size]
+        highest, tokens = logits.max(dim=-1)
+        if not self.lengths.policy.reads_log_probs:
+            return tokens, None
+        return tokens, highest.float() - logits.float().logsumexp(dim=-1)
+
+    def length_ratio(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """The length head's output ``[batch]`` for draft blocks ``[batch, block, hidden]``.
+
+        None if the drafter has no such head, or the policy does not read it.
+        """
+        if self.length_head is None or not self.lengths.policy.reads_length_ratio:
+            return None
+        with torch.inference_mode():
+            return self.length_head(hidden.float())
 
     def forward_batch_generation(
         self,
@@ -111,10 +162,13 @@ class AdaSpecWorker(DFlashWorkerV2):
         pp_proxy_tensors: "PPProxyTensors | None" = None,
     ) -> GenerationBatchResult:
         """Run one scheduler batch: upstream's prefill, or one speculative decode step."""
-        if self.online is not None:
-            self.online.before_step()
+        self.lengths.start_step()
+        if self.online is not None and self.online.before_step():
+            self.lengths.policy.drafter_changed()
         is_prefill = batch.forward_mode.is_extend() or batch.is_extend_in_batch
         if is_prefill or batch.forward_mode.is_idle():
+            self.lengths.interrupt()
+            self.context.catch_up()
             result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
@@ -143,23 +197,35 @@ class AdaSpecWorker(DFlashWorkerV2):
             # Produced by the previous step, possibly on another stream.
             batch.seq_lens.record_stream(torch.cuda.current_stream())
 
-        width = self.verify_length
-        window = open_window(self, batch, draft_input)
-        tokens = propose(self, batch, draft_input, window, width)
+        step = self.lengths.plan(batch)
+        if step.plan.drafted:
+            step.is_typical = self.context.catch_up() == 0
+            window = open_window(self, batch, draft_input, self.block_size)
+            proposal = propose(self, batch, draft_input, window, step.plan.drafts)
+            allocation = self.lengths.allocate(step, proposal.signals)
+            rows = chain_rows(allocation, self.lengths.shapes)
+            tokens = proposal.tokens[:, : rows.width]
+        else:
+            self.context.before_plain_step(step.plan.load.requests)
+            window = open_window(self, batch, draft_input, 1)
+            rows = ChainRows.uniform(len(batch.reqs), 1, window.ids.device)
+            tokens = window.ids[:, :1]
         # Starts a copy to the host, so it must precede the launch it is hidden behind.
         grammar_tree = GrammarTree.from_linear_chain(tokens) if batch.has_grammar else None
 
-        target = target_forward(self, batch, draft_input, window, tokens)
-        verdict = self._judge(batch, target.logits_output, tokens, grammar_tree, grammar_barrier)
+        target = target_forward(self, batch, draft_input, window, tokens, rows)
+        verdict = self._judge(
+            batch, target.logits_output, tokens, rows, grammar_tree, grammar_barrier
+        )
         self.history.observe_commit(batch.reqs, verdict.committed, verdict.commit_lens)
         tapped = target.logits_output.hidden_states
         if self.online is not None:
-            self.online.after_verify(batch.reqs, window.prefix_lens, tokens, tapped, verdict)
+            self.online.after_verify(batch.reqs, window.prefix_lens, tokens, rows, tapped, verdict)
         new_seq_lens = window.prefix_lens + verdict.commit_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
-        self._report(batch, draft_input, target.logits_output, verdict)
-        self._extend_draft_context(window, tapped, verdict)
+        self._report(batch, draft_input, target.logits_output, verdict, rows)
+        self._extend_draft_context(step, window, rows, tapped, verdict)
         # [rows, taps · hidden] and [rows, hidden]; never copied to the host
         target.logits_output.hidden_states = target.logits_output.last_hidden_states = None
         next_draft_input = self._make_next_draft_input_decode(
@@ -172,7 +238,7 @@ class AdaSpecWorker(DFlashWorkerV2):
             accept_lens=verdict.commit_lens,
             can_run_cuda_graph=target.can_run_cuda_graph,
             next_draft_input=next_draft_input,
-            speculative_num_draft_tokens=width,
+            speculative_num_draft_tokens=rows.width,
             new_seq_lens=new_seq_lens,
             routed_experts_output=target.routed_experts_output,
             indexer_topk_output=target.indexer_topk_output,
@@ -183,6 +249,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         batch: ScheduleBatch,
         logits_output: "LogitsProcessorOutput",
         tokens: torch.Tensor,
+        rows: ChainRows,
         grammar_tree: GrammarTree | None,
         grammar_barrier: Callable[[], None] | None,
     ) -> Verdict:
@@ -192,15 +259,15 @@ class AdaSpecWorker(DFlashWorkerV2):
         if processor is not None and processor.is_deferred_shard(logits):
             logits = logits_output.next_token_logits = processor.finish_deferred_gather(logits)
         if self.online is not None:
-            self.online.before_constraints(batch.reqs, logits_output, tokens.shape[1])
-        constrain_logits(self, batch, logits, tokens, grammar_tree, grammar_barrier)
+            self.online.before_constraints(batch.reqs, logits_output, rows)
+        constrain_logits(self, batch, logits, tokens, rows, grammar_tree, grammar_barrier)
         info = batch.sampling_info
         if info is None or info.is_all_greedy:
-            argmax = logits.argmax(dim=-1).view(tokens.shape)
+            argmax = logits.argmax(dim=-1)
             self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, argmax)
-            return make_verdict(tokens, accept_greedy(tokens[:, 1:], argmax))
+            return make_verdict(tokens, accept_greedy(tokens[:, 1:], argmax, rows))
         rules = sampling_rules(info, batch.reqs)
-        acceptance = accept_sampled(tokens[:, 1:], logits.view(*tokens.shape, -1), rules)
+        acceptance = accept_sampled(tokens[:, 1:], logits, rules, rows)
         for decision in acceptance:
             self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, decision)
         return make_verdict(tokens, acceptance)
@@ -211,15 +278,22 @@ class AdaSpecWorker(DFlashWorkerV2):
         draft_input: DFlashDraftInputV2,
         logits_output: "LogitsProcessorOutput",
         verdict: Verdict,
+        rows: ChainRows,
     ) -> None:
         """Attach what requests asked to see: log-probabilities and sampling masks."""
-        batch_size, width = verdict.committed.shape
+        info = batch.sampling_info
+        wants_mask = info is not None and info.sampling_mask_batch_indices is not None
+        if not batch.return_logprob and not wants_mask:
+            return
+        if rows.lengths is not None:  # both want [batch · width, vocab]
+            logits = logits_output.next_token_logits
+            logits_output.next_token_logits = rows.expand(logits).flatten(0, 1)
         mask_capture = SpeculativeSamplingMaskCapture.from_logits(
-            batch.sampling_info,
+            info,
             next_token_logits=logits_output.next_token_logits,
             draft_input=draft_input,
-            draft_token_num=width,
-            bs=batch_size,
+            draft_token_num=rows.width,
+            bs=rows.batch,
         )
         if mask_capture is not None:
             logits_output.sampling_mask_output = mask_capture.build_output(
@@ -227,26 +301,27 @@ class AdaSpecWorker(DFlashWorkerV2):
             )
         if batch.return_logprob:
             compute_spec_logprobs(
-                batch, logits_output, verdict.committed.reshape(-1), chain_stride=width
+                batch, logits_output, verdict.committed.reshape(-1), chain_stride=rows.width
             )
 
     def _extend_draft_context(
-        self, window: BlockWindow, tapped: torch.Tensor, verdict: Verdict
+        self,
+        step: PlannedStep,
+        window: BlockWindow,
+        rows: ChainRows,
+        tapped: torch.Tensor,
+        verdict: Verdict,
     ) -> None:
-        """Write the committed tokens' context K/V into the draft cache.
+        """Write the committed tokens' context K/V into the draft cache, or keep it for later.
 
-        ``tapped`` is ``[batch · width, taps · hidden]``: the target features of the verified
-        tokens. The anchor's row is always committed; the bonus token has no features yet.
+        ``tapped`` is ``[rows, taps · hidden]``: the target features of the verified tokens.
         """
-        width = verdict.committed.shape[1]
-        draft_slots = self._draft_write_ids(window.kv_plan).view(window.slots.shape)[:, :width]
-        self._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=tapped,
-            cache_loc=draft_slots.reshape(-1),
-            cache_loc_2d=draft_slots,
-            positions=window.positions[:, :width].reshape(-1),
-            commit_lens=verdict.commit_lens,
-        )
+        slots = self._draft_write_ids(window.kv_plan).view(window.slots.shape)
+        if not step.plan.drafted:
+            self.context.keep(step.plan.load.requests, tapped, slots[:, 0], window.positions[:, 0])
+            return
+        slots, positions = slots[:, : rows.width], window.positions[:, : rows.width]
+        self.context.commit(rows, tapped, slots, positions, verdict.commit_lens)
 
     def _append_target_hidden_to_draft_kv_by_loc(
         self,
@@ -266,8 +341,11 @@ class AdaSpecWorker(DFlashWorkerV2):
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
     ) -> None:
         """Called by the scheduler when the accepted drafts of a decode step are on the host."""
-        if self.online is not None:
-            self.online.after_counts(num_correct_drafts_per_req)
+        step = self.lengths.count(num_correct_drafts_per_req)
+        if self.online is not None and step is not None:
+            self.online.after_counts(
+                num_correct_drafts_per_req, step.host_lengths(), step.plan.drafted
+            )
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """Called by the scheduler when a request has finished."""

@@ -9,6 +9,7 @@ from adaspec.acceptance import (
     accept_sampled,
     filtered_weights,
 )
+from adaspec.chains import ChainRows
 from sglang_patches.worker.accept import make_verdict
 from sglang_patches.worker.history import OutputHistory
 from tests.worker.test_history import PENALTIES, VOCAB, Params, Request
@@ -32,29 +33,42 @@ def rules(batch: int, device: str, *, temperature: float = 1.0, top_k: int, top_
     )
 
 
-def test_greedy_acceptance_and_the_verdict_made_of_it() -> None:
+def layout(batch: int, width: int, device: str, *, ragged: bool) -> ChainRows:
+    if not ragged:
+        return ChainRows.uniform(batch, width, torch.device(device))
+    lengths = torch.arange(batch) % width + 1
+    return ChainRows.ragged(lengths.to(device), int(lengths.sum()), width)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_greedy_acceptance_and_the_verdict_made_of_it(ragged: bool) -> None:
     torch.manual_seed(0)
     tokens = torch.randint(0, 3, (64, 6))
-    argmax = torch.randint(0, 3, (64, 6))
-    here = make_verdict(tokens, accept_greedy(tokens[:, 1:], argmax))
-    there = make_verdict(tokens.cuda(), accept_greedy(tokens[:, 1:].cuda(), argmax.cuda()))
+    rows, device_rows = (layout(64, 6, device, ragged=ragged) for device in ("cpu", "cuda"))
+    argmax = torch.randint(0, 3, (rows.total,))
+    here = make_verdict(tokens, accept_greedy(tokens[:, 1:], argmax, rows))
+    there = make_verdict(
+        tokens.cuda(), accept_greedy(tokens[:, 1:].cuda(), argmax.cuda(), device_rows)
+    )
     assert here.commit_lens.unique().numel() > 3
     for name in ("committed", "commit_lens", "bonus"):
         assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
 
 
-def test_greedy_rows_of_a_sampled_batch() -> None:
+@pytest.mark.parametrize("ragged", [False, True])
+def test_greedy_rows_of_a_sampled_batch(ragged: bool) -> None:
     torch.manual_seed(0)
-    drafts, logits = torch.randint(0, VOCAB, (32, 4)), torch.randn(32, 5, VOCAB)
-    here = accept_sampled(drafts, logits, rules(32, "cpu", top_k=1))
-    there = accept_sampled(drafts.cuda(), logits.cuda(), rules(32, "cuda", top_k=1))
+    rows, device_rows = (layout(32, 5, device, ragged=ragged) for device in ("cpu", "cuda"))
+    drafts, logits = torch.randint(0, VOCAB, (32, 4)), torch.randn(rows.total, VOCAB)
+    here = accept_sampled(drafts, logits, rules(32, "cpu", top_k=1), rows)
+    there = accept_sampled(drafts.cuda(), logits.cuda(), rules(32, "cuda", top_k=1), device_rows)
     for ours, theirs in zip(here, there, strict=True):
         assert torch.equal(theirs.cpu(), ours)
 
 
 def test_filters() -> None:
     torch.manual_seed(0)
-    probs = torch.randn(8, 3, VOCAB).softmax(-1)
+    probs = torch.randn(8, VOCAB).softmax(-1)
     here = filtered_weights(probs, rules(8, "cpu", top_k=7, top_p=0.8))
     there = filtered_weights(probs.cuda(), rules(8, "cuda", top_k=7, top_p=0.8))
     torch.testing.assert_close(there[0].cpu(), here[0])
@@ -64,17 +78,18 @@ def test_filters() -> None:
 @pytest.mark.parametrize("top_p", [1.0, 0.7])
 def test_the_first_committed_token_has_the_targets_law(top_p: float) -> None:
     torch.manual_seed(0)
-    logits = torch.randn(1, 3, VOCAB) * 1.5
+    logits = torch.randn(3, VOCAB) * 1.5
+    rows = layout(DRAWS, 3, "cuda", ragged=False)
     tokens = torch.tensor([[0, 4, 7]]).cuda().expand(DRAWS, -1)
-    expanded = logits.cuda().expand(DRAWS, -1, -1)
+    expanded = logits.cuda()[rows.column]
     settings = rules(DRAWS, "cuda", temperature=0.9, top_k=VOCAB, top_p=top_p)
-    verdict = make_verdict(tokens, accept_sampled(tokens[:, 1:], expanded, settings))
+    verdict = make_verdict(tokens, accept_sampled(tokens[:, 1:], expanded, settings, rows))
     counts = torch.bincount(verdict.committed[:, 0], minlength=VOCAB).double().cpu()
 
-    probs = (logits[:, :1] / 0.9).softmax(-1)
+    probs = (logits[:1] / 0.9).softmax(-1)
     weights, order = filtered_weights(probs, rules(1, "cpu", top_k=VOCAB, top_p=top_p))
     law = torch.zeros(VOCAB, dtype=torch.float64)
-    law[order[0, 0]] = (weights / weights.sum())[0, 0].double()
+    law[order[0]] = (weights / weights.sum())[0].double()
     possible = law > 0
     assert not counts[~possible].any()
     expected = law[possible] * DRAWS
@@ -99,7 +114,8 @@ def test_penalties(params: Params) -> None:
         penalised = {}
         for device, history in histories.items():
             penalised[device] = logits.clone().to(device)
-            history.apply_penalties(reqs, penalised[device], tokens.to(device))  # type: ignore[arg-type]
+            rows = layout(3, 4, device, ragged=False)
+            history.apply_penalties(reqs, penalised[device], tokens.to(device), rows)  # type: ignore[arg-type]
             history.observe_commit(reqs, committed.to(device), commit_lens.to(device))  # type: ignore[arg-type]
         torch.testing.assert_close(penalised["cuda"].cpu(), penalised["cpu"])
         assert step or not torch.equal(penalised["cpu"], logits)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adaspec.chains import ChainRows
 from adaspec.feedback import (
     BlockRecord,
     ContextRecord,
@@ -67,6 +68,7 @@ def test_what_is_captured_is_what_the_device_held(
     reqs = [request(name, length=3 + i) for i, name in enumerate(names)]
     tap = FeedbackTap(collector, top_k, DEVICE)
     target = Target(len(reqs))
+    rows = ChainRows.uniform(len(reqs), WIDTH, DEVICE)
     lens = torch.tensor([len(req.origin_input_ids) for req in reqs], device=DEVICE)
     accepted = torch.arange(len(reqs), device=DEVICE, dtype=torch.int32) % WIDTH
     expected: list[dict[str, Tensor]] = []
@@ -91,9 +93,9 @@ def test_what_is_captured_is_what_the_device_held(
             )
             with torch.cuda.stream(tap._copier._stream):
                 torch.cuda._sleep(CYCLES)  # the copies come late
-            tap.before_constraints(reqs, target.logits, WIDTH, target.states)
+            tap.before_constraints(reqs, target.logits, rows, target.states)
             verdict = Verdict(tokens, accepted + 1, tokens[:, -1] + 0)
-            tap.after_verify(reqs, lens, tokens, target.taps, verdict, step)
+            tap.after_verify(reqs, lens, tokens, rows, target.taps, verdict, step)
             target.run(-step)
             lens += accepted + 1
             del tokens, verdict

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from sglang.srt.arg_groups import resolution_hooks, speculative_hook
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -23,14 +24,16 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from adaspec.chains import ChainRows
 from sglang_patches import algorithm, checks
 from sglang_patches.algorithm import AdaSpecAlgorithm
 from sglang_patches.version import SGLANG_VERSION
-from sglang_patches.worker import accept, draft, history, verify, worker
+from sglang_patches.worker import accept, draft, history, lengths, policy, verify, worker
+from sglang_patches.worker.context import DraftContext
 from sglang_patches.worker.worker import AdaSpecWorker
 from tests.sglang_patches import upstream_use as use
 
-MODULES = (algorithm, checks, accept, draft, history, verify, worker)
+MODULES = (algorithm, checks, accept, draft, history, lengths, policy, verify, worker)
 
 # How our code names objects of upstream classes.
 RECEIVERS: dict[str, type] = {
@@ -85,7 +88,7 @@ def test_the_syntax_trees_were_read() -> None:
     names = {call.name for call in CALLS}
     assert {"ForwardBatch", "DFlashVerifyInput", "GrammarTree.from_linear_chain"} <= names
     methods = {call.name for _, call in METHOD_CALLS}
-    assert {"_append_target_hidden_to_draft_kv_by_loc", "bind", "prepare_for_verify"} <= methods
+    assert {"_draft_write_ids", "bind", "prepare_for_verify"} <= methods
     assert (GenerationBatchResult, "routed_experts_output") in ATTRIBUTES
 
 
@@ -126,6 +129,21 @@ def test_the_decode_step_is_called_as_upstreams() -> None:
     assert list(ours.parameters) == list(upstream.parameters)
     ours, upstream = (inspect.signature(c.__init__) for c in (AdaSpecWorker, DFlashWorkerV2))
     assert list(ours.parameters) == list(upstream.parameters)
+
+
+def test_context_is_appended_as_upstream_asks() -> None:
+    asked = inspect.signature(DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc)
+    tensor, row = torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)
+    rows = ChainRows.uniform(1, 2, tensor.device)
+    shown: list[inspect.BoundArguments] = []
+    for on_host in (True, False):
+        context = DraftContext(
+            lambda **places: shown.append(asked.bind(None, **places)), on_host=on_host
+        )
+        context.commit(rows, tensor, row[None], row[None], torch.tensor([2]))
+        context.keep(("a", "b"), tensor, row, row)
+        context.catch_up()
+    assert len(shown) == 4
 
 
 def overridden() -> list[str]:

@@ -292,7 +292,7 @@ class Always:
     reads_length_ratio: bool = False
 
     def plan(self, load: StepLoad) -> StepPlan:
-        return StepPlan(load, self.length > 1, load.batch * self.length, "fixed")
+        return StepPlan(load, self.length > 1, load.batch * self.length, self.length - 1, "fixed")
 
     def allocate(self, plan: StepPlan, signals: DraftSignals) -> Allocation:
         lengths = uniform_lengths(plan.load.batch, self.length, torch.device("cpu"))

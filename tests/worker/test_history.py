@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from adaspec.chains import ChainRows
 from sglang_patches.worker.history import OutputHistory
 
 VOCAB = 12
@@ -57,8 +58,15 @@ PENALTIES = [
 ]
 
 
+def layout(lengths: list[int], *, width: int, ragged: bool) -> ChainRows:
+    if not ragged:
+        return ChainRows.uniform(len(lengths), width, torch.device("cpu"))
+    return ChainRows.ragged(torch.tensor(lengths), sum(lengths), width)
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
 @pytest.mark.parametrize("params", PENALTIES, ids=str)
-def test_every_column_is_penalised_as_plain_decoding_would(params: Params) -> None:
+def test_every_column_is_penalised_as_plain_decoding_would(params: Params, ragged: bool) -> None:
     torch.manual_seed(0)
     history = OutputHistory(VOCAB, "cpu")
     reqs = [Request("free", Params()), Request("a", params), Request("b", params)]
@@ -71,16 +79,16 @@ def test_every_column_is_penalised_as_plain_decoding_would(params: Params) -> No
         tokens = torch.cat(
             [torch.tensor([[row[-1]] for row in outputs]), torch.randint(0, VOCAB, (3, 3))], dim=1
         )
-        logits = torch.randn(3 * 4, VOCAB)
+        rows = layout(torch.randint(1, 5, (3,)).tolist(), width=4, ragged=ragged)
+        logits = torch.randn(rows.total, VOCAB)
         before = logits.clone()
-        history.apply_penalties(reqs, logits, tokens)  # type: ignore[arg-type]
-        for r, req in enumerate(reqs):
-            for column in range(4):
-                seen = outputs[r] + tokens[r, 1 : column + 1].tolist()
-                expected = plain(before[r * 4 + column], seen, req.sampling_params)
-                torch.testing.assert_close(
-                    logits[r * 4 + column].double(), expected, rtol=1e-5, atol=1e-5
-                )
+        history.apply_penalties(reqs, logits, tokens, rows)  # type: ignore[arg-type]
+        for row, (r, column) in enumerate(
+            zip(rows.chain.tolist(), rows.column.tolist(), strict=True)
+        ):
+            seen = outputs[r] + tokens[r, 1 : column + 1].tolist()
+            expected = plain(before[row], seen, reqs[r].sampling_params)
+            torch.testing.assert_close(logits[row].double(), expected, rtol=1e-5, atol=1e-5)
         committed = torch.randint(0, VOCAB, (3, 4))
         commit_lens = torch.randint(1, 5, (3,), dtype=torch.int32)
         history.observe_commit(reqs, committed, commit_lens)  # type: ignore[arg-type]
@@ -92,9 +100,9 @@ def test_requests_without_penalties_are_untouched() -> None:
     history = OutputHistory(VOCAB, "cpu")
     reqs = [Request("a", Params())]
     history.observe_prefill(reqs, torch.tensor([1]))  # type: ignore[arg-type]
-    logits = torch.randn(2, VOCAB)
+    logits, rows = torch.randn(2, VOCAB), layout([2], width=2, ragged=False)
     before = logits.clone()
-    history.apply_penalties(reqs, logits, torch.tensor([[1, 5]]))  # type: ignore[arg-type]
+    history.apply_penalties(reqs, logits, torch.tensor([[1, 5]]), rows)  # type: ignore[arg-type]
     assert torch.equal(logits, before)
 
 
@@ -105,8 +113,8 @@ def test_a_retracted_request_continues_from_its_outputs() -> None:
     history.observe_commit([request], torch.tensor([[6, 7]]), torch.tensor([2]))  # type: ignore[list-item]
     request.output_ids = [5, 6]  # the last step's result was dropped by the retraction
     history.observe_prefill([request], torch.tensor([8]))  # type: ignore[list-item]
-    logits = torch.zeros(1, VOCAB)
-    history.apply_penalties([request], logits, torch.tensor([[8]]))  # type: ignore[list-item]
+    logits, rows = torch.zeros(1, VOCAB), layout([1], width=1, ragged=False)
+    history.apply_penalties([request], logits, torch.tensor([[8]]), rows)  # type: ignore[list-item]
     assert logits.nonzero()[:, 1].tolist() == [5, 6, 8]
 
 

@@ -1,7 +1,6 @@
 """What steps commit, by the version that drafted them, and how long they take."""
 
 import threading
-import time
 from collections import Counter as Tally
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,6 +8,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 
 from sglang_patches.online.metrics.definitions import counter, histogram, observe_many
+from sglang_patches.worker.clock import StepClock
 
 _STEP_BUCKETS_S = (
     0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0,
@@ -22,34 +22,13 @@ class Load(NamedTuple):
     tokens: int
 
 
-class StepClock:
-    """Wall time between the starts of consecutive decode steps, on the scheduler's thread.
+class _Pass(NamedTuple):
+    """One request of a verify step; see `StepMetrics.count`."""
 
-    A step starts when the scheduler hands it to the worker. Nothing waits for the device: under
-    overlap scheduling the start of a step follows the end of the one before the last, so in a
-    steady state the time is that of one step, on the device or the host, whichever is slower.
-    Steps next to a prefill or an idle batch are left out, and so are pauses without requests.
-    """
-
-    def __init__(self) -> None:
-        self._started = self._started_before = 0.0
-        self._load: Load | None = None
-        self._load_before: Load | None = None
-
-    def start(self, now: float | None = None) -> None:
-        """A step of any kind starts."""
-        self._started_before, self._started = (
-            self._started,
-            time.perf_counter() if now is None else now,
-        )
-        self._load_before, self._load = self._load, None
-
-    def decode(self, load: Load) -> tuple[Load, float] | None:
-        """The step is a decode step; the one before with its seconds, if that was one, too."""
-        self._load = load
-        if self._load_before is None:
-            return None
-        return self._load_before, self._started - self._started_before
+    version: int
+    length: int
+    accepted: int
+    drafted: bool
 
 
 class StepMetrics:
@@ -62,9 +41,9 @@ class StepMetrics:
 
     def __init__(self, block_size: int, registry: CollectorRegistry) -> None:
         self._block_size = block_size
-        self._clock = StepClock()
+        self._clock = StepClock[Load]()
         self._lock = threading.Lock()
-        self._counts: Tally[tuple[int, int, int]] = Tally()
+        self._counts: Tally[_Pass] = Tally()
         self._times: list[tuple[Load, float]] = []
         self._passes = counter(
             registry,
@@ -115,29 +94,36 @@ class StepMetrics:
             with self._lock:
                 self._times.append(timed)
 
-    def count(self, version: int, width: int, accepted: Sequence[int]) -> None:
-        """A verify step of ``width`` tokens per request; accepted drafts of each request."""
+    def count(
+        self, version: int, lengths: Sequence[int], accepted: Sequence[int], drafted: bool
+    ) -> None:
+        """A verify step, ``drafted`` or plain: tokens verified, drafts accepted of each request."""
         with self._lock:
-            self._counts.update((version, width, count) for count in accepted)
+            self._counts.update(
+                _Pass(version, length, count, drafted)
+                for length, count in zip(lengths, accepted, strict=True)
+            )
 
     def write(self) -> None:
         """Hand what was counted since the last call to Prometheus."""
         with self._lock:
             counts, self._counts = self._counts, Tally()
             times, self._times = self._times, []
-        for (version, width, accepted), requests in counts.items():
-            self._write_passes(version, width, accepted, requests)
+        for each, requests in counts.items():
+            self._write_passes(*each, requests)
         for load, seconds in times:
             self._step_time.labels(_tier(load.batch), _tier(load.tokens)).observe(seconds)
 
-    def _write_passes(self, version: int, width: int, accepted: int, requests: int) -> None:
-        self._passes.labels(version, width).inc(requests)
+    def _write_passes(
+        self, version: int, length: int, accepted: int, drafted: bool, requests: int
+    ) -> None:
+        self._passes.labels(version, length).inc(requests)
         self._committed.labels(version).inc((accepted + 1) * requests)
-        if width == 1:  # plain decoding: no draft pass
+        if not drafted:
             return
         self._drafted.labels(version).inc((self._block_size - 1) * requests)
-        self._verified.labels(version).inc((width - 1) * requests)
-        self._wasted.labels(version).inc((width - 1 - accepted) * requests)
+        self._verified.labels(version).inc((length - 1) * requests)
+        self._wasted.labels(version).inc((length - 1 - accepted) * requests)
         observe_many(self._accepted_length.labels(version), accepted, requests)
         for position in range(1, accepted + 1):
             self._accepted.labels(version, position).inc(requests)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from adaspec.chains import ChainRows
 from adaspec.config import WatchConfig
 from sglang_patches.online.loop import OnlineLoop
 from sglang_patches.online.metrics import WorkerMetrics
@@ -78,7 +79,13 @@ def run(loop: OnlineLoop, requests: int = 2, width: int = WIDTH) -> None:
     """A decode step, whose counts are still on their way."""
     loop.before_step()
     tokens = torch.zeros(requests, width, dtype=torch.int64)
-    loop.after_verify([None] * requests, None, tokens, None, None)
+    rows = ChainRows.uniform(requests, width, tokens.device)
+    loop.after_verify([None] * requests, None, tokens, rows, None, None)
+
+
+def count(loop: OnlineLoop, accepted: Sequence[int], width: int = WIDTH) -> None:
+    """The counts of a step have reached the host."""
+    loop.after_counts(accepted, [width] * len(accepted), drafted=width > 1)
 
 
 def swap_to(version: int, rolled_back: bool = False) -> Swap:
@@ -91,11 +98,11 @@ def test_steps_count_for_the_version_that_drafted_them(
     run(loop)
     swapper.drafting = BASE  # a control window, before the counts are there
     run(loop)
-    loop.after_counts([0, 3])
+    count(loop, [0, 3])
     swapper.drafting = LIVE
     run(loop)
-    loop.after_counts([1, 1])
-    loop.after_counts([2, 0])
+    count(loop, [1, 1])
+    count(loop, [2, 0])
     assert watch.seen == [(5, 2, False), (4, 2, True), (4, 2, False)]
     assert swapper.drafted == 3
 
@@ -106,9 +113,9 @@ def test_late_steps_of_a_version_that_has_gone_count_neither_for_nor_against_the
     run(loop)
     swapper.next_swap = swap_to(4)
     run(loop)
-    loop.after_counts([0, 0])
+    count(loop, [0, 0])
     assert watch.seen == []
-    loop.after_counts([1, 2])
+    count(loop, [1, 2])
     assert watch.seen == [(5, 2, False)]
 
 
@@ -116,7 +123,7 @@ def test_steps_without_drafts_are_no_evidence_and_no_part_of_a_window(
     swapper: Swapper, watch: Watch, loop: OnlineLoop
 ) -> None:
     run(loop, width=1)
-    loop.after_counts([0, 0])
+    count(loop, [0, 0], width=1)
     assert (watch.seen, swapper.drafted) == ([], 0)
 
 
@@ -127,7 +134,7 @@ def test_metrics_count_control_steps_for_the_base(swapper: Swapper) -> None:
     for drafting, accepted in ((LIVE, [3, 2]), (BASE, [1, 0])):
         swapper.drafting = drafting
         run(loop)
-        loop.after_counts(accepted)
+        count(loop, accepted)
     metrics.close()
     committed = [
         registry.get_sample_value("adaspec_committed_tokens_total", {"version": str(version)})
@@ -159,7 +166,7 @@ def test_a_version_is_trusted_or_given_up_when_the_watch_has_decided(
         swapper.drafting = BASE if number % 16 >= 8 else 4
         accepted: Sequence[int] = [number % 2, 2] if swapper.drafting == BASE else [drafts, drafts]
         run(loop)
-        loop.after_counts(accepted)
+        count(loop, accepted)
     metrics.close()
     assert (swapper.trusted, len(swapper.rolled_back)) == (([4], 0) if stays else ([], 1))
     gain = registry.get_sample_value("adaspec_gain_over_base", {"version": "4"})

@@ -15,7 +15,8 @@ from adaspec.versions import GateVerdict, Interval, LearnerStatus, StatusPublish
 from sglang_patches.online.evidence import Ratio
 from sglang_patches.online.metrics import WorkerMetrics
 from sglang_patches.online.metrics.definitions import histogram, observe_many
-from sglang_patches.online.metrics.steps import Load, StepClock
+from sglang_patches.online.metrics.steps import Load
+from sglang_patches.worker.clock import StepClock
 
 Value = Callable[..., float | None]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -61,9 +62,9 @@ def value(registry: CollectorRegistry) -> Value:
 
 
 def test_steps_are_counted_by_version_and_position(metrics: WorkerMetrics, value: Value) -> None:
-    metrics.steps.count(0, 4, [0, 2, 3])
-    metrics.steps.count(1, 4, [1])
-    metrics.steps.count(1, 1, [0, 0])  # plain steps draft nothing
+    metrics.steps.count(0, [4, 4, 4], [0, 2, 3], drafted=True)
+    metrics.steps.count(1, [4], [1], drafted=True)
+    metrics.steps.count(1, [1, 1], [0, 0], drafted=False)
     metrics.close()
     assert value("target_passes_total", version="0", verify_length="4") == 3
     assert value("target_passes_total", version="1", verify_length="1") == 2
@@ -78,8 +79,8 @@ def test_steps_are_counted_by_version_and_position(metrics: WorkerMetrics, value
 
 
 def test_accepted_lengths_are_a_distribution(metrics: WorkerMetrics, value: Value) -> None:
-    metrics.steps.count(3, 8, [0, 2, 2, 7])
-    metrics.steps.count(3, 1, [0])  # nothing could be accepted
+    metrics.steps.count(3, [8, 8, 4, 8], [0, 2, 2, 7], drafted=True)
+    metrics.steps.count(3, [1], [0], drafted=False)  # nothing could be accepted
     metrics.close()
     bounds = ("0.0", "1.0", "2.0", "6.0", "7.0")
     cumulated = [value("accepted_length_bucket", version="3", le=bound) for bound in bounds]
@@ -105,7 +106,7 @@ def test_many_observations_in_one_equal_single_ones() -> None:
 
 
 def test_only_neighbouring_decode_steps_are_timed() -> None:
-    clock = StepClock()
+    clock = StepClock[Load]()
     timed = []
     for now, load in [
         (1.0, Load(4, 32)),
@@ -252,7 +253,7 @@ def test_step_metrics_need_neither_feedback_nor_learner(
     registry: CollectorRegistry, value: Value
 ) -> None:
     metrics = WorkerMetrics(8, 0, None, None, registry)
-    metrics.steps.count(0, 8, [4])
+    metrics.steps.count(0, [8], [4], drafted=True)
     metrics.close()
     assert value("committed_tokens_total", version="0") == 5
 

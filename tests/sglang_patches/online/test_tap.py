@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adaspec.chains import ChainRows
 from adaspec.feedback import (
     BlockRecord,
     ContextRecord,
@@ -70,13 +71,22 @@ class Setting:
         self.tap.after_prefill(reqs, [cached] * len(reqs), lengths, taps, version)
         return taps
 
-    def step(self, *reqs: Request, accepted: list[int], version: int = 0) -> tuple[Tensor, ...]:
+    def step(
+        self,
+        *reqs: Request,
+        accepted: list[int],
+        version: int = 0,
+        lengths: list[int] | None = None,
+    ) -> tuple[Tensor, ...]:
         batch = len(reqs)
+        rows = ChainRows.uniform(batch, WIDTH, torch.device("cpu"))
+        if lengths is not None:
+            rows = ChainRows.ragged(torch.tensor(lengths), sum(lengths), WIDTH)
         tokens = torch.randint(0, VOCAB, (batch, WIDTH))
-        logits = torch.randn(batch * WIDTH, VOCAB)
-        taps = torch.randn(batch * WIDTH, TAPS)
-        self.states.append(torch.randn(batch * WIDTH, HIDDEN))
-        self.tap.before_constraints(reqs, logits, WIDTH, self.states[-1])
+        logits = torch.randn(rows.total, VOCAB)
+        taps = torch.randn(rows.total, TAPS)
+        self.states.append(torch.randn(rows.total, HIDDEN))
+        self.tap.before_constraints(reqs, logits, rows, self.states[-1])
         seen = logits.clone()
         logits.fill_(float("-inf"))  # penalties and masks come after
         lens = torch.tensor([len(req.origin_input_ids) for req in reqs])
@@ -85,7 +95,7 @@ class Setting:
             torch.tensor(accepted, dtype=torch.int32) + 1,
             torch.arange(batch) + 30,
         )
-        self.tap.after_verify(reqs, lens, tokens, taps, verdict, version)
+        self.tap.after_verify(reqs, lens, tokens, rows, taps, verdict, version)
         lens.add_(100)  # the scheduler goes on
         return tokens, seen, taps
 

@@ -1,0 +1,75 @@
+"""The policy of the verify length on this server: what it may choose, and what it can read."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from adaspec.config import VerifyConfig
+from adaspec.drafters.checkpoint import read_drafter_config, read_tensors
+from adaspec.drafters.heads import LengthHead
+from adaspec.errors import AdaSpecError
+from adaspec.verify import VerifyShapes
+
+if TYPE_CHECKING:
+    from sglang_patches.worker.worker import AdaSpecWorker
+
+_HEAD = "thresh_head_two_model."
+
+
+def check_policy(config: VerifyConfig, drafter: Path, *, on_gpu: bool, ranks: int) -> None:
+    """Refuse a policy that this server or this drafter cannot follow.
+
+    Args:
+        ranks: of tensor parallelism.
+
+    Raises:
+        AdaSpecError: naming the policy and what it lacks.
+    """
+    name = config.policy
+    if name == "adaflash":
+        drafter_config = read_drafter_config(drafter)
+        if drafter_config.length_head_width is None or not drafter_config.length_head_is_direct:
+            raise AdaSpecError(
+                f'the policy "adaflash" needs a drafter with a length head, which {drafter} has '
+                'not; use a drafter trained with one, or set verify.policy to "goodput".'
+            )
+    if name != "fixed" and on_gpu:
+        raise AdaSpecError(
+            f'the policy "{name}" runs on the CPU only so far, and this server runs on a '
+            'GPU; set verify.policy to "fixed", with verify.length if you like.'
+        )
+    if name == "goodput" and ranks > 1:
+        raise AdaSpecError(
+            'the policy "goodput" decides by the clock of one process, so it does not support '
+            '--tp-size above 1 yet; leave that out, or set verify.policy to "fixed" or "ema".'
+        )
+
+
+def verify_shapes(worker: "AdaSpecWorker") -> VerifyShapes:
+    """The verify steps that this server can run."""
+    on_cpu = torch.device(worker.device).type == "cpu"
+    return VerifyShapes(
+        block_size=worker.block_size,
+        max_batch=worker.model_runner.max_running_requests,
+        ragged=on_cpu,
+        on_host=on_cpu,
+        # CUDA graphs are captured for one length.
+        widths=() if on_cpu else (worker.config.verify.width(worker.block_size),),
+    )
+
+
+def load_length_head(drafter: Path, device: torch.device) -> LengthHead | None:
+    """AdaFlash's head of the drafter in float32, or None if it has none.
+
+    SGLang's draft model ignores it (``models/dflash.py``).
+    """
+    config = read_drafter_config(drafter)
+    if config.length_head_width is None:
+        return None
+    head = LengthHead(config.hidden_size, config.length_head_width)
+    tensors = read_tensors(drafter)
+    head.load_state_dict(
+        {name.removeprefix(_HEAD): t for name, t in tensors.items() if name.startswith(_HEAD)}
+    )
+    return head.to(device, torch.float32).eval()
