@@ -1,12 +1,8 @@
 """The feedback stream: records of verified blocks, from the server to the learner."""
 
+from adaspec.feedback.captures import CaptureSink, EndCapture, PrefillCapture, StepCapture
 from adaspec.feedback.channel import Channel, open_channel
-from adaspec.feedback.collector import (
-    EndCapture,
-    FeedbackCollector,
-    PrefillCapture,
-    StepCapture,
-)
+from adaspec.feedback.collector import FeedbackCollector
 from adaspec.feedback.receiver import FeedbackReceiver, ReceiverStats
 from adaspec.feedback.record import (
     BlockRecord,
@@ -19,24 +15,28 @@ from adaspec.feedback.record import (
     Teacher,
     TopKTeacher,
 )
+from adaspec.feedback.relay import FeedbackRelay, RelayOptions
 from adaspec.feedback.sampling import in_share
 from adaspec.feedback.sender import FeedbackSender, SenderStats
 from adaspec.feedback.wire import MalformedRecordError
 
 __all__ = [
     "BlockRecord",
+    "CaptureSink",
     "Channel",
     "ContextRecord",
     "EndCapture",
     "EndRecord",
     "FeedbackCollector",
     "FeedbackReceiver",
+    "FeedbackRelay",
     "FeedbackSender",
     "HiddenTeacher",
     "MalformedRecordError",
     "PrefillCapture",
     "ReceiverStats",
     "Record",
+    "RelayOptions",
     "RollbackCause",
     "RollbackRecord",
     "SenderStats",

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+_ALIGNMENT = 64  # bytes
+
 
 class HostCopier:
     """Starts copies to pinned memory on a stream of its own; on the CPU there is nothing to do.
@@ -30,11 +32,23 @@ class HostCopier:
         self._stream.wait_stream(torch.cuda.current_stream())
         # A blocking event puts the waiting thread to sleep, away from the scheduler's core.
         done = torch.cuda.Event(blocking=True)
-        copies = []
+        copies = _pinned_like(tensors)
         with torch.cuda.stream(self._stream):
-            for tensor in tensors:
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                copies.append(copy.copy_(tensor, non_blocking=True))
+            for copy, tensor in zip(copies, tensors, strict=True):
+                copy.copy_(tensor, non_blocking=True)
                 tensor.record_stream(self._stream)
             done.record()
         return copies, done.synchronize
+
+
+def _pinned_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Page-locked tensors of the same shapes and types, in one piece of memory."""
+    starts, end = [], 0
+    for tensor in tensors:
+        starts.append(end)
+        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    memory = torch.empty(end, dtype=torch.uint8, pin_memory=True)
+    return [
+        memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, tensors, strict=True)
+    ]

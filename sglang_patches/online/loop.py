@@ -14,7 +14,7 @@ from adaspec.chains import ChainRows
 from adaspec.config import AdaSpecConfig, TapConfig, WatchConfig
 from adaspec.drafters.checkpoint import read_tensors
 from adaspec.errors import AdaSpecError
-from adaspec.feedback import Channel, FeedbackCollector, FeedbackSender, open_channel
+from adaspec.feedback import Channel, FeedbackRelay, RelayOptions, open_channel
 from adaspec.versions import BASE, context_digest, lineage_of, read_manifest
 from sglang_patches.checks import model_directory
 from sglang_patches.online import namespace
@@ -106,9 +106,7 @@ class OnlineLoop:
         swap = self._swapper.between_steps()
         refusal = self._swapper.take_refusal()
         if refusal is not None and refusal.number != self.version and self._tap is not None:
-            self._tap.collector.report_rollback(
-                refusal.number, self.version, refusal.reason, "refusal"
-            )
+            self._tap.sink.report_rollback(refusal.number, self.version, refusal.reason, "refusal")
         if swap is None:
             return False
         if swap.context_changed:
@@ -121,7 +119,7 @@ class OnlineLoop:
         if self._watch is None or not self._watch.on_trial:
             self._swapper.trust_live()
         if swap.rolled_back and self._tap is not None:
-            self._tap.collector.report_rollback(swap.before, swap.version, swap.reason)
+            self._tap.sink.report_rollback(swap.before, swap.version, swap.reason)
         return True
 
     def see_prefill_taps(self, taps: Tensor) -> None:
@@ -231,12 +229,12 @@ def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop |
     start = Served(number, context_digest(tensors))
     if config.tap.enabled:
         namespace.refresh_prefixes(config.tap.refresh_share)
-    tap = sender = metrics = None
+    tap = relay = metrics = None
     if config.tap.enabled and get_parallel().tp_rank == 0:
-        sender = _start_sender(config.tap, channel)
-        tap = _start_tap(config.tap, sender, lineage, worker)
+        relay = _start_relay(config, channel, lineage)
+        tap = _start_tap(config.tap, relay, worker)
     if reports:
-        metrics = _start_metrics(worker.block_size, number, sender, channel.status)
+        metrics = _start_metrics(worker.block_size, number, relay, channel.status)
     swapper = watch = None
     if config.channel.store is not None:
         swapper = _start_swapper(worker, config, channel, start, lineage, tensors, metrics)
@@ -279,39 +277,36 @@ def _start_swapper(
 
 
 def _start_metrics(
-    block_size: int, version: int, sender: FeedbackSender | None, status_endpoint: str | None
+    block_size: int, version: int, relay: FeedbackRelay | None, status_endpoint: str | None
 ) -> "WorkerMetrics":
     # Imported here: prometheus_client looks for SGLang's directory when it is imported.
     from prometheus_client import REGISTRY
 
     from sglang_patches.online.metrics import WorkerMetrics
 
-    stats = None if sender is None else sender.stats
+    stats = None if relay is None else relay.stats
     return WorkerMetrics(block_size, version, stats, status_endpoint, REGISTRY)
 
 
-def _start_sender(config: TapConfig, channel: Channel) -> FeedbackSender:
-    return FeedbackSender(
-        channel.feedback,
-        share=config.share,
-        bytes_per_second=config.bytes_per_second,
-        queue_bytes=config.queue_bytes,
+def _start_relay(config: AdaSpecConfig, channel: Channel, lineage: str) -> FeedbackRelay:
+    tap = config.tap
+    options = RelayOptions(
+        feedback=channel.feedback,
+        lineage=lineage,
+        share=tap.share,
+        bytes_per_second=tap.bytes_per_second,
+        queue_bytes=tap.queue_bytes,
+        teacher_rows=tap.teacher_rows,
+        steps_per_record=tap.steps_per_record,
     )
+    return FeedbackRelay(options, Path(str(config.channel.directory)).expanduser())
 
 
-def _start_tap(
-    config: TapConfig, sender: FeedbackSender, lineage: str, worker: "AdaSpecWorker"
-) -> FeedbackTap:
+def _start_tap(config: TapConfig, relay: FeedbackRelay, worker: "AdaSpecWorker") -> FeedbackTap:
     if config.teacher == "hidden":
         keep_last_hidden_states(worker.model_runner.model)
-    collector = FeedbackCollector(
-        sender,
-        lineage,
-        teacher_rows=config.teacher_rows,
-        steps_per_record=config.steps_per_record,
-    )
     top_k = config.top_k if config.teacher == "top-k" else None
-    return FeedbackTap(collector, top_k, torch.device(worker.device))
+    return FeedbackTap(relay, top_k, torch.device(worker.device))
 
 
 def _make_control(

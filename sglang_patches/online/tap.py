@@ -1,7 +1,7 @@
-"""The tap: what prefill and verification computed, handed to the feedback collector.
+"""The tap: what prefill and verification computed, handed to the feedback relay.
 
 The scheduler's thread selects the rows of sampled requests and starts copies; it never waits and
-never reads a tensor. Everything else happens on the collector's thread.
+never reads a tensor. A thread of the relay waits for the copies, and its process does the rest.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from adaspec.chains import ChainRows
 from adaspec.feedback import (
+    CaptureSink,
     EndCapture,
-    FeedbackCollector,
     HiddenTeacher,
     PrefillCapture,
     StepCapture,
@@ -37,15 +37,13 @@ class FeedbackTap:
     """Follows sampled requests from prefill to their end.
 
     Args:
-        collector: told what happened.
+        sink: told what happened.
         top_k: target logits kept for each row; None keeps its last hidden state instead.
         device: of the model.
     """
 
-    def __init__(
-        self, collector: FeedbackCollector, top_k: int | None, device: torch.device
-    ) -> None:
-        self.collector = collector
+    def __init__(self, sink: CaptureSink, top_k: int | None, device: torch.device) -> None:
+        self.sink = sink
         self._top_k = top_k
         self._copier = HostCopier(device)
         self._copies_are_views = device.type == "cpu"
@@ -80,7 +78,7 @@ class FeedbackTap:
         # Prefill runs in CUDA graphs, too, so a part must not stay a view of its output.
         rows = torch.cat(parts)
         (copy,), wait = self._copier.start([rows])
-        self.collector.submit(
+        self.sink.submit(
             PrefillCapture(
                 requests=[reqs[i].rid for i in chosen],
                 version=version,
@@ -160,7 +158,7 @@ class FeedbackTap:
         lengths = None if rows.lengths is None else copies.pop()
         anchors, chains, accepted, bonus, block_taps, *teacher_parts = copies
         chosen = [reqs[i] for i in self._chosen]
-        self.collector.submit(
+        self.sink.submit(
             StepCapture(
                 requests=[req.rid for req in chosen],
                 version=version,
@@ -182,7 +180,7 @@ class FeedbackTap:
         if req is not None:
             aborted = isinstance(req.finished_reason, FINISH_ABORT)
             length = len(req.origin_input_ids) + len(req.output_ids_through_stop)
-            self.collector.submit(EndCapture(rid, length, "aborted" if aborted else "finished"))
+            self.sink.submit(EndCapture(rid, length, "aborted" if aborted else "finished"))
 
     def _is_wanted(self, req: "Req") -> bool:
         """Sampled, and a request that a drafter can learn from.
@@ -191,7 +189,7 @@ class FeedbackTap:
         are no traffic.
         """
         return (
-            self.collector.wants(req.rid)
+            self.sink.wants(req.rid)
             and req.multimodal_inputs is None
             and req.input_embeds is None
             and req.lora_id is None
@@ -199,7 +197,7 @@ class FeedbackTap:
         )
 
     def _choose(self, reqs: "Sequence[Req]", device: torch.device) -> None:
-        followed, wants = self._followed, self.collector.wants
+        followed, wants = self._followed, self.sink.wants
         chosen = [i for i, r in enumerate(reqs) if r.rid in followed and wants(r.rid)]
         if len(chosen) == len(reqs):
             self._index = None

@@ -60,9 +60,7 @@ class Server:
         self.channel: Channel = open_channel(directory / "channel")
         self.channel_directory = directory / "channel"
         self.lineage = lineage_of(drafter)
-        self.collector = FeedbackCollector(
-            FeedbackSender(self.channel.feedback), self.lineage, max_pending=10_000
-        )
+        self.collector = FeedbackCollector(FeedbackSender(self.channel.feedback), self.lineage)
         self.status = StatusListener(self.channel.status)
         generator = torch.Generator().manual_seed(3)
         prompts = {f"prompt-{i}": random_prompt(generator) for i in range(16)}

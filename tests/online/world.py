@@ -183,8 +183,8 @@ def records_of(
 ) -> list[Record]:
     """The records a collector makes of captures."""
     sender = RecordingSender()
-    collector = FeedbackCollector(sender, LINEAGE, max_pending=10_000, **options)
+    collector = FeedbackCollector(sender, LINEAGE, **options)
     for capture in made:
         collector.submit(capture)
-    collector.close(timeout=30)
+    collector.close()
     return sender.records

@@ -28,11 +28,11 @@ class Swapper:
 @pytest.mark.parametrize("refused", [7, 3])
 def test_a_refused_version_is_told_once_unless_it_is_served(refused: int) -> None:
     sender = RecordingSender()
-    tap = SimpleNamespace(collector=FeedbackCollector(sender, LINEAGE))
+    tap = SimpleNamespace(sink=FeedbackCollector(sender, LINEAGE))
     swapper = Swapper(Refusal(refused, "its file is damaged"))
     loop = OnlineLoop(None, tap, swapper, None, None)
     for _ in range(3):
         loop.before_step()
-    tap.collector.close()
+    tap.sink.close()
     notice = RollbackRecord(LINEAGE, refused, 3, "its file is damaged", "refusal")
     assert sender.records == ([notice] if refused != 3 else [])

@@ -100,7 +100,7 @@ class Setting:
         return tokens, seen, taps
 
     def records(self) -> list:
-        self.collector.close(timeout=30)
+        self.collector.close()
         return self._sender.records
 
 

@@ -1,0 +1,233 @@
+"""A process of its own that turns captures into records.
+
+Slicing batches by request is a few hundred small operations a step. On a thread of the server they
+compete with the scheduler for Python's global lock and doubled its step time; here they cost it
+nothing. What is left to the server is one thread that waits for a copy and sends a message.
+"""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from adaspec.feedback.captures import Capture, EndCapture, PrefillCapture, StepCapture
+from adaspec.feedback.record import RollbackCause, TeacherRows
+from adaspec.feedback.relay_wire import Lost, Message, Rollback, encode, tensors_of
+from adaspec.feedback.sampling import in_share
+from adaspec.feedback.sender import SenderStats
+
+logger = logging.getLogger(__name__)
+
+MESSAGES_UNDERWAY = 8  # on either side of the socket
+_POLL_MS = 100
+_IDLE_S = 0.5
+_RESTART_S = 5.0
+_PENDING_BYTES = 128 << 20  # of page-locked memory that wait for the relay
+_REMEMBERED_REQUESTS = 8192
+_NOTHING = SenderStats(0, 0, 0, {}, 0, 0)
+
+
+class RelayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the relay process is told when it is started.
+
+    Attributes:
+        parent: process id; the relay ends when it does.
+        captures, stats: endpoints of the parent.
+        feedback: endpoint of the learner.
+        lineage, teacher_rows, steps_per_record: see `FeedbackCollector`.
+        share, bytes_per_second, queue_bytes: see `FeedbackSender`.
+    """
+
+    parent: int = 0
+    captures: str = ""
+    stats: str = ""
+    feedback: str
+    lineage: str
+    share: float = 1.0
+    bytes_per_second: float = 64e6
+    queue_bytes: int = 256 << 20
+    teacher_rows: TeacherRows = "committed"
+    steps_per_record: int = 16
+
+
+class FeedbackRelay:
+    """The server's end: a `CaptureSink` that hands everything to a process of its own.
+
+    Args:
+        options: what concerns the parent is filled in here.
+        directory: of the sockets, readable by its owner only.
+    """
+
+    def __init__(self, options: RelayOptions, directory: Path) -> None:
+        sockets = {
+            name: f"ipc://{directory / f'relay-{os.getpid()}-{name}.sock'}"
+            for name in ("captures", "stats")
+        }
+        self._options = msgspec.structs.replace(options, parent=os.getpid(), **sockets)
+        self._changed = threading.Condition()
+        self._pending: deque[Capture | Rollback] = deque()
+        self._pending_bytes = 0
+        self._lost: dict[str, None] = {}
+        self._untold: list[str] = []  # lost requests that the relay still collects
+        self._dropped: Counter[str] = Counter()
+        self._stats = _NOTHING
+        self._closing = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="adaspec-relay", daemon=True)
+        self._thread.start()
+
+    def wants(self, request: str) -> bool:
+        """See `CaptureSink`."""
+        return request not in self._lost and in_share(request, self._options.share, "feedback")
+
+    def submit(self, capture: Capture) -> None:
+        """See `CaptureSink`; the oldest capture gives way when too much waits."""
+        with self._changed:
+            self._pending.append(capture)
+            self._pending_bytes += _size(capture)
+            while self._pending_bytes > _PENDING_BYTES:
+                self._drop_oldest()
+            self._changed.notify()
+
+    def report_rollback(
+        self, version: int, restored: int, reason: str, cause: RollbackCause = "acceptance"
+    ) -> None:
+        """See `CaptureSink`."""
+        with self._changed:
+            self._pending.append(Rollback(version, restored, reason, cause))
+            self._changed.notify()
+
+    def stats(self) -> SenderStats:
+        """The relay's totals, about a second old, with what never reached it."""
+        with self._changed:
+            dropped = Counter(self._stats.dropped) + self._dropped
+            return SenderStats(**{**asdict(self._stats), "dropped": dict(dropped)})
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the relay, once it runs."""
+        return None if self._process is None else self._process.pid
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Send what is pending, then stop; waits ``timeout`` seconds at most."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _drop_oldest(self) -> None:
+        for position, capture in enumerate(self._pending):
+            if isinstance(capture, PrefillCapture | StepCapture):
+                del self._pending[position]
+                self._pending_bytes -= _size(capture)
+                self._dropped["relay-full"] += 1
+                self._lose(capture.requests)
+                return
+
+    def _lose(self, requests: Iterable[str]) -> None:
+        self._untold += requests
+        self._lost.update(dict.fromkeys(requests))
+        while len(self._lost) > _REMEMBERED_REQUESTS:
+            del self._lost[next(iter(self._lost))]
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        try:
+            captures, stats = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+            captures.setsockopt(zmq.SNDHWM, MESSAGES_UNDERWAY)
+            captures.bind(self._options.captures)
+            stats.bind(self._options.stats)
+            while True:
+                self._mind_process()
+                self._read_stats(stats)
+                message = self._next_message()
+                if message is None:
+                    if self._closing:
+                        break
+                    continue
+                while not captures.poll(_POLL_MS, zmq.POLLOUT):
+                    self._mind_process()
+                    if self._closing:
+                        return
+                self._send(captures, message)
+        finally:
+            context.destroy(linger=200)
+
+    def _send(self, captures: "zmq.Socket[bytes]", message: Message) -> None:
+        try:
+            if isinstance(message, PrefillCapture | StepCapture):
+                message.wait()
+            # Frames above pyzmq's threshold of 64 KiB are sent from the tensors' own memory.
+            captures.send_multipart(encode(message), copy=False)
+        except Exception:
+            # Feedback is optional; whatever is wrong with a capture must not end the stream.
+            logger.exception("a feedback capture could not be sent and was dropped")
+            with self._changed:
+                self._dropped["relay-error"] += 1
+                if isinstance(message, PrefillCapture | StepCapture):
+                    self._lose(message.requests)
+
+    def _next_message(self) -> Message | None:
+        with self._changed:
+            if not self._pending and not self._untold and not self._closing:
+                self._changed.wait(_IDLE_S)
+            if self._untold:
+                lost, self._untold = Lost(self._untold), []
+                return lost
+            if not self._pending:
+                return None
+            message = self._pending.popleft()
+            if not isinstance(message, Rollback):
+                self._pending_bytes -= _size(message)
+            return message
+
+    def _mind_process(self) -> None:
+        """Start the relay, and start it again if it has ended."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            return
+        if process is not None:
+            if time.monotonic() - self._started_at < _RESTART_S:
+                return
+            logger.warning(
+                "the feedback relay ended with code %s and is started again; requests in flight "
+                "are lost to the learner",
+                process.returncode,
+            )
+        self._started_at = time.monotonic()
+        options = msgspec.json.encode(self._options).decode()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "adaspec.feedback.relay_process", options],
+            # It needs no GPU, and one thread.
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+        )
+
+    def _read_stats(self, socket: "zmq.Socket[bytes]") -> None:
+        newest = None
+        with contextlib.suppress(zmq.Again):
+            while True:
+                newest = socket.recv(zmq.NOBLOCK)
+        if newest is not None:
+            with self._changed:
+                self._stats = msgspec.msgpack.decode(newest, type=SenderStats)
+
+
+def _size(capture: Capture) -> int:
+    if isinstance(capture, EndCapture):
+        return 0
+    return sum(tensor.nbytes for tensor in tensors_of(capture))
