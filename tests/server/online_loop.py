@@ -66,6 +66,11 @@ def swaps(server: Server) -> list[tuple[int, int]]:
     return [(int(before), int(after)) for before, after in found]
 
 
+def refusals(server: Server) -> list[str]:
+    """What the server has said about versions that it did not take."""
+    return re.findall(r"a drafter version was not loaded: (.*)", server.log())
+
+
 def metric(server: Server, name: str, **labels: str) -> float:
     """A value of the server's Prometheus endpoint, 0 if it is not there yet."""
     text = httpx.get(f"{server.url}/metrics/", timeout=30.0).text

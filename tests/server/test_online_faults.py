@@ -16,7 +16,6 @@ import msgspec
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from adaspec.feedback import (
     BlockRecord,
@@ -27,14 +26,21 @@ from adaspec.feedback import (
     open_channel,
 )
 from adaspec.load.launch import ServerSpec, free_port, start_server
-from adaspec.versions import Announcer, Manifest, Pointer, VersionStore, lineage_of, open_writer
-from adaspec.versions.digest import context_digest, file_digest
+from adaspec.versions import Announcer, Pointer, VersionStore, lineage_of, open_writer
 from online.state import load_state
 from tests.server import tiny_models as tiny
 from tests.server.checked_traffic import CheckedTraffic, greedy_continuations
+from tests.server.damages import DAMAGES, flip_a_bit
 from tests.server.forked_learner import ForkedLearner, Statuses
 from tests.server.launch import Server
-from tests.server.online_loop import add_version, metric, swaps, wait_for, write_server_config
+from tests.server.online_loop import (
+    add_version,
+    metric,
+    refusals,
+    swaps,
+    wait_for,
+    write_server_config,
+)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -340,50 +346,6 @@ def honest_records(world: World, request: str) -> tuple[ContextRecord, BlockReco
     return context, block
 
 
-def cut_short(directory: Path) -> None:
-    weights = directory / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-
-
-def flip_a_bit(directory: Path) -> None:
-    weights = directory / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-100] ^= 4
-    weights.write_bytes(content)
-
-
-def rewrite(directory: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Change a weight and make the manifest agree."""
-    weights = directory / "model.safetensors"
-    tensors = load_file(weights)
-    tensors["norm.weight"] = change(tensors["norm.weight"]).contiguous()
-    save_file(tensors, weights)
-    amend(
-        directory,
-        sha256=file_digest(weights),
-        context_sha256=context_digest(tensors),
-    )
-
-
-def amend(directory: Path, **changes: object) -> None:
-    path = directory / "manifest.json"
-    manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, **changes)))
-
-
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "truncated": (cut_short, "SHA-256"),
-    "a flipped bit": (flip_a_bit, "SHA-256"),
-    "NaN": (lambda d: rewrite(d, lambda t: t * torch.nan), "NaN or infinite"),
-    "another shape": (lambda d: rewrite(d, lambda t: t[1:]), "has shape"),
-    "another type": (lambda d: rewrite(d, lambda t: t.half()), "other types"),
-    "foreign": (lambda d: amend(d, lineage="f" * 16), "belongs to lineage"),
-    "other context": (lambda d: amend(d, context_sha256="0" * 64), "context weights"),
-    "a torn manifest": (lambda d: (d / "manifest.json").write_text('{"format":'), "is damaged"),
-    "missing": (lambda d: d.rename(d.with_name(".gone")), "is not in"),
-}
-
-
 def test_a_damaged_version_is_refused_and_the_next_good_one_served(world: World) -> None:
     writer = open_writer(world.store, world.drafter)
     announcer = Announcer(world.channel.versions)
@@ -438,8 +400,3 @@ def test_a_damaged_version_is_refused_and_the_next_good_one_served(world: World)
     assert "the live version is damaged, the base takes its place" in learner.log()
     wait_for(lambda: world.served() == world.live().number != live)
     world.traffic.wait(10)
-
-
-def refusals(server: Server) -> list[str]:
-    """What the server has said about versions that it did not take."""
-    return re.findall(r"a drafter version was not loaded: (.*)", server.log())
