@@ -26,7 +26,8 @@ class DraftPass(msgspec.Struct, frozen=True):
         ids: ``[batch, block]`` int64, anchor and mask tokens.
         positions: ``[batch, block]`` int64.
         hidden: ``[batch, block, hidden]`` float32, final normed states.
-        drafted: ``[batch, width - 1]`` int64, the tokens that were proposed.
+        drafted: ``[batch, longest - 1]`` int64, the tokens that were proposed, as far as the
+            longest chain of the batch goes.
     """
 
     request: list[str]
@@ -48,10 +49,12 @@ def read_passes(directory: Path) -> list[DraftPass]:
 
 def run_recording_scheduler(*args: Any, **kwargs: Any) -> None:
     """The scheduler process."""
-    run_scheduler(_recording, *args, **kwargs)
+    run_scheduler(recording, *args, **kwargs)
 
 
-def _recording(base: type) -> type:
+def recording(base: type) -> type:
+    """A worker class that writes down the passes of its draft model."""
+
     class RecordingWorker(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -76,8 +79,10 @@ def _recording(base: type) -> type:
             return super()._judge(batch, logits_output, tokens, *args)
 
         def _decode(self, batch: Any, *args: Any) -> Any:
+            self.notes.clear()
             result = super()._decode(batch, *args)
-            _write(next(self.numbers), [req.rid for req in batch.reqs], self.notes)
+            if "hidden" in self.notes:  # a step may draft nothing
+                _write(next(self.numbers), [req.rid for req in batch.reqs], self.notes)
             return result
 
     return RecordingWorker

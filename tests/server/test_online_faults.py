@@ -9,7 +9,7 @@ import re
 import resource
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,100 +19,29 @@ import torch
 
 from adaspec.feedback import (
     BlockRecord,
-    Channel,
     ContextRecord,
     FeedbackSender,
     TopKTeacher,
     open_channel,
 )
 from adaspec.load.launch import ServerSpec, free_port, start_server
-from adaspec.versions import Announcer, Pointer, VersionStore, lineage_of, open_writer
+from adaspec.versions import Announcer, VersionStore, open_writer
 from online.state import load_state
 from tests.server import tiny_models as tiny
 from tests.server.checked_traffic import CheckedTraffic, greedy_continuations
 from tests.server.damages import DAMAGES, flip_a_bit
-from tests.server.forked_learner import ForkedLearner, Statuses
+from tests.server.fault_world import LENGTH, QUEUE_BYTES, World
+from tests.server.forked_learner import Statuses
 from tests.server.launch import Server
 from tests.server.online_loop import (
     add_version,
     metric,
     refusals,
-    swaps,
     wait_for,
     write_server_config,
 )
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
-
-LENGTH = 24
-QUEUE_BYTES = 4 << 20
-# Publishes every second or so: any improvement will do.
-LEARNER = """\
-status_seconds = 0.05
-save_seconds = 0.3
-[process]
-nice = 0
-[replay]
-held_back = 0.3
-[batch]
-trajectories = 2
-blocks = 12
-passes = 1000.0
-[optimiser]
-learning_rate = 1e-3
-[gate]
-every_steps = 10
-min_requests = 4
-max_requests = 12
-passes = 4
-tolerance = 1.0
-"""
-
-
-@dataclass
-class World:
-    """A server under checked traffic, and what learners need."""
-
-    directory: Path
-    drafter: Path
-    target: Path
-    channel: Channel
-    server: Server
-    traffic: CheckedTraffic
-    statuses: Statuses
-    learners: list[ForkedLearner] = field(default_factory=list)
-
-    @property
-    def store(self) -> Path:
-        return self.directory / "store"
-
-    @property
-    def lineage(self) -> str:
-        return lineage_of(self.drafter)
-
-    def start_learner(self, nan_steps: tuple[int, int] | None = None) -> ForkedLearner:
-        config = self.directory / "learn.toml"
-        config.write_text(LEARNER)
-        options = {"drafter": self.drafter, "target": self.target, "config": config}
-        options |= {"store": self.store, "channel": self.directory / "channel"}
-        log = self.directory / f"learner-{len(self.learners)}.log"
-        self.learners.append(ForkedLearner(log, options, nan_steps))
-        return self.learners[-1]
-
-    def served(self) -> int:
-        """Number of the version on the server."""
-        return next((after for _, after in reversed(swaps(self.server))), 0)
-
-    def live(self) -> Pointer:
-        """The version that the store calls live, which passes every check."""
-        store = VersionStore(self.store)
-        pointer = store.current()
-        store.stage(pointer.number)
-        return pointer
-
-    def saved_steps(self) -> int:
-        saved = load_state(self.store / "learner", self.lineage, "frozen-kv")
-        return saved.state.steps if saved else 0
 
 
 @pytest.fixture(scope="module")
