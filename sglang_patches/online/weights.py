@@ -1,6 +1,7 @@
 """The served drafter's weights: the next version beside them, the last good one behind them."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,22 +100,31 @@ class DraftWeights:
         """Serve the trusted weights again."""
         self._install(self._trusted)
 
-    @torch.no_grad()
     def differences(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Names of served weights that are not what a start from ``tensors`` would have loaded.
+        """Names of served weights that are not what a start from ``tensors`` would have loaded."""
+        return [name for name, is_right in self.checks(tensors).items() if not is_right()]
 
-        Fused copies count, as ``fused K/V``. Loads a set of its own on the CPU; waits for the
-        device.
+    def checks(self, tensors: Mapping[str, Tensor]) -> dict[str, Callable[[], bool]]:
+        """For each served weight, whether it is what a start from ``tensors`` would have loaded.
+
+        Fused copies count, as ``fused K/V``. Loads a set of its own on the CPU; each check waits
+        for the device.
         """
         expected = {name: live.to("cpu", copy=True) for name, live in self._live.items()}
         _load(self._model, expected, tensors)
-        wrong = [name for name, live in self._live.items() if not same_bits(live, expected[name])]
+        checks: dict[str, Callable[[], bool]] = {
+            name: partial(same_bits, live, expected[name]) for name, live in self._live.items()
+        }
+        if self._fused_helper() is not None:
+            checks["fused K/V"] = self._fused_copies_are_right
+        return checks
+
+    @torch.no_grad()
+    def _fused_copies_are_right(self) -> bool:
         helper = self._fused_helper()
-        if helper is not None and not all(
+        return helper is None or all(
             torch.equal(copy, weight) for copy, weight in _fused_pairs(helper, self._model)
-        ):
-            wrong.append("fused K/V")
-        return wrong
+        )
 
     @torch.no_grad()
     def _install(self, source: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,7 @@ live version before and after."""
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
 import pytest
@@ -20,6 +20,7 @@ from sglang_patches.online.weights import DraftWeights
 from tests.sglang_patches.online.conftest import changed
 from tests.sglang_patches.online.test_swap import next_swap, publish, wait_for
 
+Check = Callable[[], bool]
 FROZEN = "mlp"  # changed alone, a version keeps the base's context
 
 
@@ -189,18 +190,23 @@ def test_the_audit_waits_for_the_end_of_a_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
-    compare = weights.differences
+    make_checks = weights.checks
     comparing, window_open, compared = (threading.Event() for _ in range(3))
 
-    def compare_while_a_window_opens(version: dict[str, Tensor]) -> list[str]:
-        monkeypatch.setattr(weights, "differences", compare)
-        comparing.set()
-        window_open.wait(20)
-        wrong = compare(version)
-        compared.set()
-        return wrong
+    def checks_during_which_a_window_opens(version: dict[str, Tensor]) -> dict[str, Check]:
+        checks = make_checks(version)
+        name, check = next(iter(checks.items()))
 
-    monkeypatch.setattr(weights, "differences", compare_while_a_window_opens)
+        def first_check() -> bool:
+            comparing.set()
+            window_open.wait(20)
+            found = check()
+            compared.set()
+            return found
+
+        return {**checks, name: first_check}
+
+    monkeypatch.setattr(weights, "checks", checks_during_which_a_window_opens)
     publish(store, changed(tensors, seed=1, only=FROZEN), "frozen-kv")
     number = next_swap(swapper).version
     assert comparing.wait(20)
