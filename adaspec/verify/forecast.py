@@ -92,6 +92,17 @@ class Forecast:
         self._own: _Estimate | None = None
         self._all: _Estimate | None = None
 
+    def drafts_worth_reading(self, slots: Ints, price: float, draft_cost: float) -> int:
+        """Up to which draft the blocks of these requests should be read.
+
+        A draft of survival s is verified if s is above ``price``, the commits that a token must
+        bring, and then brings s − price. Reading all requests' drafts at a position is worth its
+        cost, ``draft_cost · price`` each, if they bring that on average.
+        """
+        rows = self._traffic.recent(slots, max(1, min(_BLOCKS, _MOST_BLOCKS // len(slots))))
+        gains = np.maximum(rows - np.float32(price), 0.0).mean((0, 1))  # [drafts], falling
+        return int((gains > draft_cost * price).sum())
+
     def accepted(self, slots: Ints, verified: Array, drafting: bool) -> Array:
         """Expected accepted drafts per request.
 

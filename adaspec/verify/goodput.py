@@ -1,6 +1,6 @@
 """The policy that maximises committed tokens per second from what it learns while serving."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from adaspec.verify.planner import GoodputPlanner
 from adaspec.verify.step import (
     Allocation,
     DraftSignals,
+    Ints,
     StepLoad,
     StepOutcome,
     StepPlan,
@@ -23,6 +24,7 @@ from adaspec.verify.survival import GREEDY, SAMPLED, DeviceSurvival, SurvivalMod
 from adaspec.verify.traffic import Traffic
 
 _FIRST_FITS = 8  # of the acceptance, before plain decoding may win
+_MORE_READ = 1.5  # drafts in an exploratory step
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class GoodputPolicy:
         planner, slots = self._planner, self._traffic.admit(load.requests)
         verified = planner.drafts_verified(load.batch)
         accepted = self._forecast.accepted(slots, verified, planner.drafting)
-        return planner.plan(load, accepted, self.survival.fits >= _FIRST_FITS)
+        plan = planner.plan(load, accepted, self.survival.fits >= _FIRST_FITS)
+        return replace(plan, drafts=self._drafts_to_read(plan, slots)) if plan.drafted else plan
 
     def allocate(self, plan: StepPlan, signals: DraftSignals) -> Allocation:
         """See `VerifyPolicy`. Without log-probabilities, by position and history."""
@@ -138,6 +141,17 @@ class GoodputPolicy:
             near = {int(totals[np.abs(totals - w).argmin()]) for w in wanted} | {int(totals[-1])}
             steps += [(batch, tokens, True) for tokens in sorted(near)]
         return steps
+
+    def _drafts_to_read(self, plan: StepPlan, slots: Ints) -> int:
+        """How many drafts of each block are read; in an exploratory step some more than pay."""
+        cost, every = self._shapes.draft_cost, self._shapes.block_size - 1
+        price = self._planner.price(plan) if self.reads_log_probs and cost > 0 else 0.0
+        if price <= 0:
+            return every
+        worth = self._forecast.drafts_worth_reading(slots, price, cost)
+        if plan.reason == "exploration":
+            worth = int(np.ceil(_MORE_READ * worth))
+        return min(max(worth, -(-plan.tokens // plan.load.batch) - 1, 1), every)
 
     def _sample(self, outcome: StepOutcome, seconds: float) -> CostSample:
         load, drafted = outcome.plan.load, outcome.plan.drafted

@@ -96,8 +96,17 @@ class GoodputPlanner:
             return self._drafted(load, int(choices.tokens[best]), "exploration")
         return self._decide(load, choices, commits, seconds, best)
 
+    def price(self, plan: StepPlan) -> float:
+        """Commits that one more token must bring at the planned total; 0 if not known."""
+        choices = self._choices_for(plan.load.batch)
+        place = int(np.searchsorted(choices.tokens, plan.tokens))
+        lower, upper = max(place - 1, 0), min(place + 1, len(choices.tokens) - 1)
+        seconds = choices.curve.seconds(plan.load.context_tokens)
+        slope = (seconds[upper] - seconds[lower]) / (choices.tokens[upper] - choices.tokens[lower])
+        return plan.rate * float(slope)
+
     def refine(self, plan: StepPlan, survival: Floats) -> int:
-        """Tokens to verify once the drafts exist: ``survival`` is ``[batch, drafts]``.
+        """Tokens to verify once the drafts exist: ``survival`` is ``[batch, plan.drafts]``.
 
         A step that is worth what it costs at the going rate λ adds ``commits − λ · time``; with
         steps of varying quality this, not the single step's own rate, maximises the rate overall
@@ -109,7 +118,7 @@ class GoodputPlanner:
         seconds = choices.curve.seconds(plan.load.context_tokens)
         curve = AcceptanceCurve.of(survival[None], self._shapes.ragged)
         worth = plan.load.batch * (1 + curve.at(choices.drafts)) - plan.rate * seconds
-        return int(choices.tokens[worth.argmax()])
+        return min(int(choices.tokens[worth.argmax()]), survival.size + plan.load.batch)
 
     def _decide(
         self,

@@ -32,6 +32,8 @@ class VerifyShapes:
             the next. Empty: no padding.
         batch_tiers: batch sizes of plain and uniform steps with a captured graph, ascending; a
             batch is padded to the next. Empty: no padding.
+        draft_cost: time of reading one draft off a block, as a share of that of verifying one
+            token; 0 if all are read anyhow.
     """
 
     block_size: int
@@ -41,6 +43,7 @@ class VerifyShapes:
     widths: tuple[int, ...] = ()
     token_tiers: tuple[int, ...] = ()
     batch_tiers: tuple[int, ...] = ()
+    draft_cost: float = 0.0
 
     @cached_property
     def uniform_widths(self) -> Ints:
@@ -126,7 +129,8 @@ class DraftSignals:
     """What the draft pass says about its drafts; a policy asks for it by `VerifyPolicy.reads`.
 
     Attributes:
-        log_probs: float32 ``[batch, plan.drafts]``, the drafter's log-probability of each draft.
+        log_probs: float32 ``[batch, plan.drafts]``, the drafter's log-probability of each draft
+            that was read.
         length_ratio: float32 ``[batch]``, output of the length head (`LengthHead`).
     """
 

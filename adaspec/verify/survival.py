@@ -37,6 +37,7 @@ _LOGIT_RANGE = 6.0
 _LEAST_PROBABILITY = np.float32(1 / (1 + np.exp(_LOGIT_RANGE)))
 _MEMORY_ROWS = 2000  # rows (a request's step) after which the weight of a flag has fallen to 1/e
 _STEPS_PER_FIT = 8
+_USUAL_RATE = 0.02  # per step
 _ROWS_PER_FIT = 128  # of more rows a fit uses a random sample
 # The prior: without data, trust the drafter's probability, or expect this acceptance without one.
 _PRIOR_ACCEPTANCE = 0.7
@@ -100,6 +101,7 @@ class SurvivalModel:
         self._parameters = self._mean.astype(np.float32)
         self._meters = [CalibrationMeter(drafts) for _ in range(2)]
         self._waiting: list[_Rows] = []
+        self._usual = np.full(drafts, np.log(_PRIOR_ACCEPTANCE), np.float32)  # log-probabilities
         self._random = np.random.default_rng(0)
         self.fits = 0
 
@@ -112,14 +114,15 @@ class SurvivalModel:
         """Survival of every draft: float32 ``[batch, drafts]``, not increasing along the block.
 
         Args:
-            log_probs: ``[batch, drafts]``, or None to use position and history only.
+            log_probs: ``[batch, drafts or fewer]``, or None to use position and history only;
+                later drafts are taken to be as sure as usual at their positions.
             history: ``[batch]``, see `adaspec.verify.traffic.Traffic`.
             sampled: ``[batch]``.
         """
         weights = self._parameters[sampled.astype(np.int64)]  # [batch, drafts, feature]
         logit = weights[..., 0] + weights[..., 2] * history[:, None]
         if log_probs is not None:
-            logit += weights[..., 1] * _logit(log_probs)
+            logit += weights[..., 1] * _logit(self._complete(log_probs))
         survival: Floats = (1 / (1 + np.exp(-logit))).cumprod(-1, dtype=np.float32)
         return survival
 
@@ -134,12 +137,17 @@ class SurvivalModel:
         """Take in the flags of a step; the maps are refitted every few steps.
 
         Args:
-            log_probs: ``[batch, drafts]``; history, sampled: as they were for the step's plan.
+            log_probs: ``[batch, drafts or fewer]``; history, sampled: as they were for the step's
+                plan.
             accepted: ``[batch]``, accepted drafts.
             lengths: ``[batch]``, verify lengths, anchors included.
         """
         if not self.has_confidence:
             log_probs = None
+        if log_probs is not None:
+            usual = self._usual[: log_probs.shape[1]]
+            usual += _USUAL_RATE * (log_probs.mean(0) - usual)
+            log_probs = self._complete(log_probs)
         self._waiting.append(_Rows(log_probs, history, sampled, accepted, lengths))
         if len(self._waiting) >= _STEPS_PER_FIT or self.fits < _STEPS_PER_FIT:
             self._fit()
@@ -153,6 +161,14 @@ class SurvivalModel:
     def report(self, kind: int = GREEDY) -> CalibrationReport:
         """Calibration errors of a class, `GREEDY` or `SAMPLED`."""
         return self._meters[kind].report()
+
+    def _complete(self, log_probs: Floats) -> Floats:
+        """``[batch, drafts]``, with what is usual for drafts that were not read."""
+        read = log_probs.shape[1]
+        if read == self.drafts:
+            return log_probs
+        unread = np.broadcast_to(self._usual[read:], (len(log_probs), self.drafts - read))
+        return np.concatenate([log_probs, unread], axis=1)
 
     def _features(self, log_probs: Floats | None, history: Floats) -> Array:
         """``[rows, drafts, feature]``."""
@@ -233,10 +249,11 @@ class DeviceSurvival:
         self._weights = torch.empty(0)
 
     def __call__(self, log_probs: Tensor | None, history: Floats, sampled: Flags) -> Tensor:
-        """Survival float32 ``[batch, drafts]`` of drafts with these log-probabilities.
+        """Survival float32 ``[batch, read]`` of drafts with these log-probabilities.
 
         Args:
-            log_probs: float ``[batch, drafts]``, or None to use position and history only.
+            log_probs: float ``[batch, read]``, the first drafts; None to use position and history
+                only, for all of them.
             history: ``[batch]`` on the host; sampled: ``[batch]`` on the host.
         """
         if self._fits != self._model.fits:
@@ -246,6 +263,8 @@ class DeviceSurvival:
             weights = self._weights[self._upload(sampled.astype(np.int64))]
         else:
             weights = self._weights[GREEDY][None]  # [1, drafts, feature]
+        if log_probs is not None:
+            weights = weights[:, : log_probs.shape[1]]
         base, confidence, past = weights.unbind(-1)
         logit = torch.addcmul(base, past, self._upload(history)[:, None])
         if log_probs is not None:

@@ -56,7 +56,18 @@ def verify_shapes(worker: "AdaSpecWorker") -> VerifyShapes:
         on_host=on_cpu,
         # CUDA graphs are captured for one length.
         widths=() if on_cpu else (worker.config.verify.width(worker.block_size),),
+        # On a GPU the draft graph reads every draft.
+        draft_cost=_head_share(worker.model_runner.model) if on_cpu else 0.0,
     )
+
+
+def _head_share(model: torch.nn.Module) -> float:
+    """Share of the head in the parameters that a token of the target is multiplied by."""
+    head, embedding = model.lm_head.weight, model.get_input_embeddings().weight
+    multiplied = sum(p.numel() for p in model.parameters())  # a tied weight counts once
+    if head is not embedding:
+        multiplied -= embedding.numel()
+    return float(head.numel() / multiplied)
 
 
 def load_length_head(drafter: Path, device: torch.device) -> LengthHead | None:
