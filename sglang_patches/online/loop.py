@@ -15,6 +15,7 @@ from adaspec.config import AdaSpecConfig, TapConfig, WatchConfig
 from adaspec.drafters.checkpoint import read_tensors
 from adaspec.errors import AdaSpecError
 from adaspec.feedback import Channel, FeedbackRelay, RelayOptions, open_channel
+from adaspec.verify import GoodputPolicy, StepPlan, VerifyPolicy
 from adaspec.versions import BASE, context_digest, lineage_of, read_manifest
 from sglang_patches.checks import model_directory
 from sglang_patches.online import namespace
@@ -198,6 +199,14 @@ class OnlineLoop:
             self._swapper.request_roll_back(outcome.reason)
         else:
             self._swapper.trust_live()
+
+    def after_plan(self, plan: StepPlan, policy: VerifyPolicy) -> None:
+        """A decode step was planned by this policy."""
+        if self._metrics is None:
+            return
+        self._metrics.verify.count(plan.reason, plan.drafted)
+        if isinstance(policy, GoodputPolicy) and self._metrics.verify.wants_state():
+            self._metrics.verify.show(policy.state())
 
     def after_finish(self, rid: str) -> None:
         """A request has left the server."""

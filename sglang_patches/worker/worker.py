@@ -198,6 +198,8 @@ class AdaSpecWorker(DFlashWorkerV2):
             batch.seq_lens.record_stream(torch.cuda.current_stream())
 
         step = self.lengths.plan(batch)
+        if self.online is not None:
+            self.online.after_plan(step.plan, self.lengths.policy)
         if step.plan.drafted:
             step.is_typical = self.context.catch_up() == 0
             window = open_window(self, batch, draft_input, self.block_size)

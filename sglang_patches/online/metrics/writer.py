@@ -9,6 +9,7 @@ from adaspec.feedback import SenderStats
 from sglang_patches.online.metrics.feedback import FeedbackMetrics
 from sglang_patches.online.metrics.learner import LearnerMetrics
 from sglang_patches.online.metrics.steps import StepMetrics
+from sglang_patches.online.metrics.verify import VerifyMetrics
 from sglang_patches.online.metrics.versions import VersionMetrics
 
 _INTERVAL_S = 1.0
@@ -20,6 +21,7 @@ class WorkerMetrics:
     Attributes:
         steps: told of steps.
         versions: told of swaps.
+        verify: told of the policy of the verify length.
 
     Args:
         block_size: tokens of a draft block, the anchor included.
@@ -39,6 +41,7 @@ class WorkerMetrics:
     ) -> None:
         self.steps = StepMetrics(block_size, registry)
         self.versions = VersionMetrics(version, registry)
+        self.verify = VerifyMetrics(registry)
         self._feedback = None if feedback is None else FeedbackMetrics(feedback, registry)
         self._learner = (
             None if status_endpoint is None else LearnerMetrics(status_endpoint, registry)
@@ -62,6 +65,7 @@ class WorkerMetrics:
     def _write(self) -> None:
         self.steps.write()
         self.versions.write()
+        self.verify.write()
         if self._feedback is not None:
             self._feedback.write()
         if self._learner is not None:

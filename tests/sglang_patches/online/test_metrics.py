@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 from prometheus_client import CollectorRegistry, Histogram
 
+from adaspec.config import GoodputConfig
 from adaspec.feedback import Channel, SenderStats, open_channel
+from adaspec.verify import GoodputPolicy, StepLoad, StepOutcome, VerifyShapes
 from adaspec.versions import GateVerdict, Interval, LearnerStatus, StatusPublisher
 from sglang_patches.online.evidence import Ratio
 from sglang_patches.online.metrics import WorkerMetrics
@@ -256,6 +260,32 @@ def test_step_metrics_need_neither_feedback_nor_learner(
     metrics.steps.count(0, [8], [4], drafted=True)
     metrics.close()
     assert value("committed_tokens_total", version="0") == 5
+
+
+def test_what_goodput_knows_can_be_read(metrics: WorkerMetrics, value: Value) -> None:
+    shapes = VerifyShapes(block_size=8, max_batch=4, ragged=True, on_host=True)
+    policy = GoodputPolicy(GoodputConfig(), shapes, torch.device("cpu"))
+    load = StepLoad(("a", "b"), 100, np.zeros(2, dtype=np.bool_))
+    for _ in range(16):
+        plan = policy.plan(load)
+        metrics.verify.count(plan.reason, plan.drafted)
+        lengths = np.full(2, 8 if plan.drafted else 1)
+        log_probs = np.full((2, 7), -0.1, np.float32)
+        accepted = np.array([3, 0])
+        seconds = 0.5 if plan.drafted else 0.25
+        drafts = (lengths, accepted, log_probs) if plan.drafted else ()
+        policy.observe(StepOutcome(plan, int(lengths.sum()), seconds, *drafts))
+    assert metrics.verify.wants_state()
+    assert not metrics.verify.wants_state()  # once a second
+    metrics.verify.show(policy.state())
+    metrics.close()
+    assert value("planned_steps_total", reason="no cost data", drafted="true") >= 1
+    assert value("cost_samples", kind="drafted") >= 8
+    of_two = {"kind": "drafted", "batch": "2", "width": "8"}
+    assert value("cost_seconds", **of_two) == pytest.approx(0.5, rel=0.1)
+    assert 0 < value("cost_error", **of_two) < 0.2
+    assert 0 < value("calibration_error", sampling="greedy", position="1") < 1
+    assert value("calibration_error", sampling="sampled", position="1") is None
 
 
 def test_every_metric_is_documented(metrics: WorkerMetrics, registry: CollectorRegistry) -> None:
