@@ -64,7 +64,8 @@ def verify_shapes(worker: "AdaSpecWorker") -> VerifyShapes:
 def _head_share(model: torch.nn.Module) -> float:
     """Share of the head in the parameters that a token of the target is multiplied by."""
     head, embedding = model.lm_head.weight, model.get_input_embeddings().weight
-    multiplied = sum(p.numel() for p in model.parameters())  # a tied weight counts once
+    sizes = [weight.numel() for weight in model.parameters()]
+    multiplied = sum(sizes)  # a tied weight counts once
     if head is not embedding:
         multiplied -= embedding.numel()
     return float(head.numel() / multiplied)
