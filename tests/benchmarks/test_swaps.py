@@ -147,6 +147,7 @@ def test_the_report_answers_the_questions() -> None:
 
 
 @pytest.mark.server
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_run_on_tiny_models(drafter: Path, tmp_path: Path) -> None:
     target = write_target(tmp_path / "target")

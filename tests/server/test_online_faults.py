@@ -41,7 +41,7 @@ from tests.server.online_loop import (
     write_server_config,
 )
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,7 @@ EVERY_POLICY = {
     "ema": (),
     "adaflash": (),
 }
+ALWAYS_TESTED = ("erratic", "goodput")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,13 @@ def running(
         yield Policy(Server(process.url, log), outcomes)
 
 
-@pytest.fixture(scope="module", params=list(EVERY_POLICY))
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in ALWAYS_TESTED else pytest.param(name, marks=pytest.mark.thorough)
+        for name in EVERY_POLICY
+    ],
+)
 def policy(
     request: pytest.FixtureRequest,
     tiny_target: Path,
@@ -143,7 +150,11 @@ def server(policy: Policy) -> Server:
     return policy.server
 
 
-@pytest.mark.parametrize("policy", ["erratic", "erratic-no-overlap"], indirect=True)
+@pytest.mark.parametrize(
+    "policy",
+    ["erratic", pytest.param("erratic-no-overlap", marks=pytest.mark.thorough)],
+    indirect=True,
+)
 def test_the_policy_sees_what_became_of_its_steps(policy: Policy) -> None:
     for _ in range(4):
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
