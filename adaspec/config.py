@@ -56,9 +56,11 @@ class GoodputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         exploration: share of time that steps may lose which are taken to learn from.
+        probe_seconds: time that may be spent at the start to measure steps; 0 measures none.
     """
 
     exploration: Annotated[float, msgspec.Meta(ge=0.0, le=0.1)] = 0.005
+    probe_seconds: NotNegativeFloat = 10.0
 
 
 class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,7 +23,9 @@ from adaspec.verify.step import (
 from adaspec.verify.survival import GREEDY, SAMPLED, DeviceSurvival, SurvivalModel
 from adaspec.verify.traffic import Traffic
 
-_FIRST_FITS = 8  # of the acceptance, before plain decoding may win
+# Fits of the acceptance before plain decoding may win. They take 40 steps: the first requests get
+# beyond their first blocks, which are the hardest to draft.
+_FIRST_FITS = 12
 _MORE_READ = 1.5  # drafts in an exploratory step
 
 

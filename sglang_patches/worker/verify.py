@@ -40,7 +40,7 @@ def target_forward(
         positions=rows.pack(window.positions[:, columns]),
         draft_token_num=rows.width,
         capture_hidden_mode=CaptureHiddenMode.FULL,
-        ragged_verify_layout=_ragged_layout(rows),
+        ragged_verify_layout=ragged_layout(rows),
         kv_loc_plan=window.kv_plan,
         kv_loc_cols=columns if rows.lengths is None else _cells(rows, window),
     )
@@ -63,7 +63,7 @@ def target_forward(
     )
 
 
-def _ragged_layout(rows: ChainRows) -> RaggedVerifyLayout | None:
+def ragged_layout(rows: ChainRows) -> RaggedVerifyLayout | None:
     """SGLang's description of chains of different lengths; None if all are equally long."""
     if rows.lengths is None:
         return None

@@ -5,6 +5,7 @@ Prefill, memory pools, CUDA graphs, the draft model runner and the draft KV writ
 penalties inside it, and offers no place to observe a verdict.
 """
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from adaspec.acceptance import accept_greedy, accept_sampled
 from adaspec.chains import ChainRows
 from adaspec.config import VerifyConfig, config_from_environment
 from adaspec.errors import AdaSpecError
-from adaspec.verify import VerifyPolicy, VerifyShapes, make_policy
+from adaspec.verify import GoodputPolicy, VerifyPolicy, VerifyShapes, make_policy
 from sglang_patches.checks import model_directory
 from sglang_patches.online.loop import start_online
 from sglang_patches.worker.accept import Verdict, make_verdict, sampling_rules
@@ -38,6 +39,7 @@ from sglang_patches.worker.draft import BlockWindow, open_window, propose
 from sglang_patches.worker.history import OutputHistory
 from sglang_patches.worker.lengths import PlannedStep, VerifyLengths, chain_rows
 from sglang_patches.worker.policy import check_policy, load_length_head, verify_shapes
+from sglang_patches.worker.probe import probe
 from sglang_patches.worker.verify import constrain_logits, target_forward
 
 if TYPE_CHECKING:
@@ -45,6 +47,12 @@ if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
     from sglang.srt.speculative.dflash_worker_v2 import _DflashDraftSampler
+
+
+logger = logging.getLogger(__name__)
+
+# Tokens per request whose context can be written without being seen in the time of a step.
+_LITTLE_TO_CATCH_UP = 4
 
 
 class AdaSpecWorker(DFlashWorkerV2):
@@ -94,6 +102,20 @@ class AdaSpecWorker(DFlashWorkerV2):
                 "ADASPEC does not support targets with recurrent layers (Mamba, GDN) yet: rejected "
                 "drafts would stay in their state; use --speculative-algorithm DFLASH."
             )
+
+    def init_cuda_graphs(self) -> None:
+        """As upstream, and measure steps for a policy that asks for it: all is ready to run."""
+        super().init_cuda_graphs()
+        if isinstance(self.lengths.policy, GoodputPolicy):
+            self.seed(self.lengths.policy)
+
+    def seed(self, policy: GoodputPolicy) -> None:
+        """Measure steps for a policy that decides by their times."""
+        seconds = self.config.verify.goodput.probe_seconds
+        if seconds > 0:
+            samples = probe(self, policy.probe_steps(), seconds)
+            policy.cost.seed(samples)
+            logger.info("measured %d kinds of steps for the verify length", len(samples))
 
     @property
     def noise_embed_scale(self) -> float:
@@ -201,7 +223,8 @@ class AdaSpecWorker(DFlashWorkerV2):
         if self.online is not None:
             self.online.after_plan(step.plan, self.lengths.policy)
         if step.plan.drafted:
-            step.is_typical = self.context.catch_up() == 0
+            caught_up = self.context.catch_up()
+            step.is_typical = caught_up <= _LITTLE_TO_CATCH_UP * len(batch.reqs)
             window = open_window(self, batch, draft_input, self.block_size)
             proposal = propose(self, batch, draft_input, window, step.plan.drafts)
             allocation = self.lengths.allocate(step, proposal.signals)

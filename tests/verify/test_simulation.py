@@ -120,7 +120,7 @@ def test_better_drafts_are_noticed_while_plain_decoding_pays(concurrency: int) -
     """Drafting is off; then drafts become good, as after a new version, without any notice."""
     server, _ = serve(World(step_time=saturated_time), UNIFORM)
     server.log_odds_shift = -3.0
-    server.run(concurrency, 30)
+    server.run(concurrency, 60)
     before = server.run(concurrency, 600)
     assert before.plain_steps > 0.9 * before.steps
     assert before.rate >= 0.98 * before.best_fixed_rate

@@ -6,8 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaspec.verify.forecast import Forecast
 from adaspec.verify.step import Flags, Floats, Ints
 from adaspec.verify.survival import SAMPLED, DeviceSurvival, SurvivalModel
+from adaspec.verify.traffic import Traffic
 
 DRAFTS = 7
 BATCH = 32
@@ -169,3 +171,31 @@ def test_the_sampled_class_does_not_touch_the_greedy_one() -> None:
     train(model, Drafter(), steps=20, length=DRAFTS + 1, share=1.0)
     np.testing.assert_array_equal(model.parameters[0], before)
     assert model.report(SAMPLED).flags.sum() > 0
+
+
+def test_drafts_that_were_not_read_are_as_sure_as_usual() -> None:
+    model = SurvivalModel(4, has_confidence=True)
+    usual = np.log(np.array([0.9, 0.8, 0.7, 0.6], np.float32))
+    batch = np.tile(usual, (8, 1))
+    history, sampled = np.zeros(8, np.float32), np.zeros(8, dtype=np.bool_)
+    for _ in range(400):
+        model.observe(batch, history, sampled, np.zeros(8, np.int64), np.full(8, 1))
+    whole = model.survival(batch, history, sampled)
+    cut = model.survival(batch[:, :2], history, sampled)
+    np.testing.assert_allclose(cut, whole, rtol=1e-3)
+    device = DeviceSurvival(model, torch.device("cpu"))
+    read = device(torch.tensor(batch[:, :2]), history, sampled).numpy()
+    np.testing.assert_allclose(read, whole[:, :2], rtol=1e-4)
+
+
+def test_as_many_drafts_are_read_as_pay() -> None:
+    traffic = Traffic(4, max_batch=4)
+    slots = traffic.admit(("a", "b"))
+    rows = np.array([[0.9, 0.6, 0.3, 0.1], [0.9, 0.2, 0.05, 0.01]], np.float32)
+    for _ in range(20):
+        traffic.record_survival(slots, rows)
+    forecast = Forecast(traffic, ragged=True)
+    assert forecast.drafts_worth_reading(slots, 0.25, 0.0) == 3  # the third of the first is above
+    assert forecast.drafts_worth_reading(slots, 0.25, 0.2) == 2
+    assert forecast.drafts_worth_reading(slots, 0.25, 2.0) == 1
+    assert forecast.drafts_worth_reading(slots, 0.01, 0.2) == 4

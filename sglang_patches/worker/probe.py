@@ -1,0 +1,123 @@
+"""Step times measured before the server serves, on batches that are nobody's.
+
+The passes are those of real steps; they read and write the pools' padding slot only. What the
+scheduler does between steps is not in these times; live steps correct them soon.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from adaspec.chains import ChainRows
+from adaspec.verify import CostSample
+from sglang_patches.worker.draft import BlockWindow, open_window, propose
+from sglang_patches.worker.verify import ragged_layout
+
+if TYPE_CHECKING:
+    from sglang_patches.worker.worker import AdaSpecWorker
+
+_CONTEXT = 64  # tokens of each request
+
+
+@dataclass(frozen=True)
+class ProbeBatch:
+    """What drafting reads of a ``ScheduleBatch``, and of a ``DFlashDraftInputV2``."""
+
+    req_pool_indices: torch.Tensor
+    seq_lens: torch.Tensor
+    seq_lens_cpu: torch.Tensor
+    bonus_tokens: torch.Tensor
+    can_run_decode_cuda_graph: bool = False
+
+
+def probe(
+    worker: "AdaSpecWorker", steps: Iterable[tuple[int, int, bool]], seconds: float
+) -> list[CostSample]:
+    """Time these steps, small ones first, until ``seconds`` have passed.
+
+    Args:
+        steps: (batch, tokens, drafted) of each; see `GoodputPolicy.probe_steps`.
+    """
+    table = worker.model_runner.req_to_token_pool.req_to_token
+    started, samples = time.perf_counter(), []
+    with torch.inference_mode():
+        for batch, tokens, drafted in sorted(steps, key=lambda step: (step[1], step[2])):
+            if time.perf_counter() - started > seconds:
+                break
+            if batch > table.shape[0]:
+                continue
+            _run(worker, batch, tokens, drafted)  # first times are of memory that is not there yet
+            begun = time.perf_counter()
+            _run(worker, batch, tokens, drafted)
+            taken = time.perf_counter() - begun
+            samples.append(CostSample(batch, tokens, batch * _CONTEXT, drafted, taken))
+    return samples
+
+
+def _run(worker: "AdaSpecWorker", size: int, tokens: int, drafted: bool) -> None:
+    """One step of ``size`` requests, up to the target's choice of tokens."""
+    device = torch.device(worker.device)
+    lens = torch.full((size,), _CONTEXT, dtype=torch.int64, device=device)
+    batch = ProbeBatch(torch.arange(size, device=device), lens, lens.cpu(), torch.zeros_like(lens))
+    window = open_window(worker, batch, batch, worker.block_size if drafted else 1)
+    rows = ChainRows.uniform(size, 1, device)
+    chains = window.ids[:, :1]
+    if drafted:
+        spread = torch.arange(size, device=device) < tokens % size
+        lengths = tokens // size + spread.long()
+        longest = -(-tokens // size)
+        rows = ChainRows.ragged(lengths, tokens, longest)
+        chains = propose(worker, batch, batch, window, longest - 1).tokens
+    output = worker.model_runner.forward(_target_batch(worker, batch, window, chains, rows))
+    output.logits_output.next_token_logits.argmax(dim=-1)
+    if not drafted:
+        return
+    slots = torch.zeros_like(chains)
+    positions = window.positions[:, : rows.width]
+    worker.context.commit(
+        rows, output.logits_output.hidden_states, slots, positions, torch.ones_like(lens)
+    )
+
+
+def _target_batch(
+    worker: "AdaSpecWorker",
+    batch: ProbeBatch,
+    window: BlockWindow,
+    chains: torch.Tensor,
+    rows: ChainRows,
+) -> ForwardBatch:
+    verify_input = DFlashVerifyInput(
+        draft_token=rows.pack(chains),
+        positions=rows.pack(window.positions[:, : rows.width]),
+        draft_token_num=rows.width,
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        ragged_verify_layout=ragged_layout(rows),
+    )
+    host_lens = batch.seq_lens_cpu + rows.width
+    forward_batch = ForwardBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        batch_size=rows.batch,
+        input_ids=verify_input.draft_token,
+        req_pool_indices=batch.req_pool_indices,
+        seq_lens=batch.seq_lens,
+        out_cache_loc=torch.zeros_like(verify_input.draft_token),
+        seq_lens_sum=int(host_lens.sum()),
+        seq_lens_cpu=host_lens,
+        positions=verify_input.positions,
+        spec_algorithm=SpeculativeAlgorithm.DFLASH,
+        spec_info=verify_input,
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+    )
+    cells = rows.chain * window.slots.shape[1] + rows.column
+    window.kv_plan.bind(forward_batch, worker.model_runner.kv_index_translator, cols=cells)
+    return forward_batch
