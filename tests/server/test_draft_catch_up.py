@@ -32,7 +32,7 @@ from tests.server.test_drafter_equality import (
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
-ROUNDS = 3
+ROUNDS = 4
 
 
 class Served(NamedTuple):
@@ -82,8 +82,8 @@ def test_there_was_something_to_catch_up_with(served: Served) -> None:
         before.requests == after.requests and not before.drafted and after.drafted
         for before, after in pairwise(outcomes)
     ]
-    assert sum(plain_before) > 10
-    assert sum(len(set(outcome.lengths or ())) > 1 for outcome in outcomes) > 10
+    assert sum(plain_before) > 5
+    assert sum(len(set(outcome.lengths or ())) > 1 for outcome in outcomes) > 5
 
 
 def test_drafts_are_those_of_the_whole_context(served: Served) -> None:
