@@ -38,6 +38,12 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
+def wait_for_file(path: Path | None) -> None:
+    """Until the file exists: other servers of the machine may be under load until then."""
+    while path is not None and not path.exists():
+        time.sleep(HEALTH_POLL_S)
+
+
 def check_port_is_free(host: str, port: int) -> None:
     """Refuse an address that another process already serves.
 

@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 from adaspec.load.client import Sampling
 from adaspec.load.contenders import Contender, parse_contender
 from adaspec.load.equality import Parting, find_partings, greedy_answers
-from adaspec.load.launch import ServerProcess, ServerSpec, free_port, start_server
+from adaspec.load.launch import ServerProcess, ServerSpec, free_port, start_server, wait_for_file
 from adaspec.load.machine import machine_facts
 from adaspec.load.prompts import load_prompts
 from adaspec.load.report import RunSummary, summarize
@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--logs", type=Path, default=Path("/tmp/adaspec-serving"))
+    parser.add_argument("--wait-for", type=Path, help="start the load when it exists")
     parser.add_argument("--servers", nargs="+", default=["plain", "dflash", "adaspec", "adaspec-8"])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32, 128])
     parser.add_argument("--graph-sizes", type=int, nargs="*", default=[1, 8, 32, 64, 128])
@@ -170,6 +171,7 @@ def main() -> None:
     contenders = [parse_contender(name) for name in options.servers]
     specs = {c.name: server_spec(c, target, options) for c in contenders}
     with running(specs, options.logs, options.start_timeout_s) as urls:
+        wait_for_file(options.wait_for)
         partings = compare(urls, prompts, target, options)
         results = measure(urls, prompts, options)
     for name, summaries in results.items():

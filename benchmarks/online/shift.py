@@ -19,7 +19,6 @@ import json
 import os
 import random
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ import msgspec
 import numpy as np
 
 from adaspec.load.client import RequestOutcome, Sampling
-from adaspec.load.launch import ServerProcess, ServerSpec, free_port, start_server
+from adaspec.load.launch import ServerProcess, ServerSpec, free_port, start_server, wait_for_file
 from adaspec.load.machine import machine_facts
 from adaspec.load.prompts import load_prompts
 from adaspec.load.runner import LoadPlan, LoadRun, run_plans
@@ -222,12 +221,6 @@ def online_name(seed: int) -> str:
     return f"online-{seed}"
 
 
-def _wait_for(path: Path | None) -> None:
-    """Until the file exists: other servers of the machine may be under load until then."""
-    while path is not None and not path.exists():
-        time.sleep(0.2)
-
-
 def _prompts(argument: str) -> tuple[str, ...]:
     path, _, count = argument.partition(":")
     prompts = load_prompts(Path(path))
@@ -260,7 +253,7 @@ def main() -> None:
     served: dict[str, Served] = {}
     for group in groups:
         with running(group, options) as urls:
-            _wait_for(options.wait_for)
+            wait_for_file(options.wait_for)
             for name, url in urls.items():
                 order = random.Random(name)
                 first, second = (order.sample(part, len(part)) for part in (before, after))
