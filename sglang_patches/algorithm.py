@@ -46,6 +46,10 @@ class AdaSpecAlgorithm(CustomSpecAlgo):
         """The worker advances grammars through the scheduler's barrier."""
         return True
 
+    def supports_ragged_verify(self) -> bool:
+        """Chains of a step differ in length, unless the policy is to verify a fixed one."""
+        return _is_ragged()
+
     def handle_server_args(self, server_args: "ServerArgs") -> None:
         """Fill in the sizes the scheduler plans with.
 
@@ -80,6 +84,11 @@ class AdaSpecAlgorithm(CustomSpecAlgo):
 def _verify_width(block_size: int) -> int:
     """Verify length in tokens; read once, since SGLang asks several times in every step."""
     return config_from_environment().verify.width(block_size)
+
+
+@functools.cache
+def _is_ragged() -> bool:
+    return config_from_environment().verify.policy != "fixed"
 
 
 def register_algorithm() -> None:

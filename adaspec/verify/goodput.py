@@ -89,7 +89,8 @@ class GoodputPolicy:
     def allocate(self, plan: StepPlan, signals: DraftSignals) -> Allocation:
         """See `VerifyPolicy`. Without log-probabilities, by position and history."""
         batch, tokens = plan.load.batch, plan.tokens
-        if not self._shapes.ragged and not self._shapes.on_host:
+        whole = tokens == batch * self._shapes.block_size
+        if (whole or not self._shapes.ragged) and not self._shapes.on_host:
             return Allocation(uniform_lengths(batch, plan.width, self._device), tokens)
         history = self._traffic.history(self._traffic.find(plan.load.requests))
         survival = self._device_survival(signals.log_probs, history, plan.load.sampled)

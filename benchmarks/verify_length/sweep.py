@@ -7,6 +7,10 @@ Contenders: ``plain`` (a server without speculation), ``fixed-N``, ``ema``, ``ad
 easy and hard requests together. All servers stay up, one is under load at a time; repeats are
 outermost and the order of the contenders rotates.
 
+First, greedy answers of every contender are compared token by token with those of ``plain``. In
+float32 they must be identical; in bfloat16 partings are listed with the gap of the target's
+log-probabilities (`adaspec.load.equality`).
+
 With ``--one-server`` all policies share one ADASPEC server, which is told before each run what to
 follow (`benchmarks.verify_length.switching_server`); policies that learn keep what they know while
 others have their turn. Otherwise every contender has a server of its own, as is needed where graphs
@@ -17,7 +21,7 @@ import contextlib
 import itertools
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -25,12 +29,14 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from adaspec.cli.serve_plan import BUNDLED_DRAFTER
 from adaspec.config import AdaSpecConfig, VerifyConfig, write_config
 from adaspec.errors import AdaSpecError
 from adaspec.load.client import Sampling
-from adaspec.load.launch import ServerSpec, free_port, start_server
+from adaspec.load.equality import Parting, find_partings, greedy_answers
+from adaspec.load.launch import ServerSpec, free_port, start_server, wait_for_file
 from adaspec.load.machine import machine_facts
 from adaspec.load.prompts import load_prompts
 from adaspec.load.runner import LoadPlan, LoadRun, run_plans
@@ -130,7 +136,7 @@ def running(sweep: Sweep, directory: Path, console: Console) -> Iterator[Fleet]:
             select(policy_file, config)
             shared = next((specs[n] for n in specs if n != "plain"), None)
             specs[name] = shared or replace(
-                _spec(sweep, "switching", VerifyConfig(), directory),
+                _spec(sweep, "switching", VerifyConfig(policy="goodput"), directory),
                 environment={POLICY_FILE_VARIABLE: str(policy_file)},
             )
     distinct = {spec.port: (name, spec) for name, spec in specs.items()}
@@ -200,12 +206,17 @@ def loads_of(sweep: Sweep, prompts: tuple[str, ...], mixed: tuple[str, ...]) -> 
     ]
 
 
-def measure(sweep: Sweep, fleet: Fleet, console: Console) -> list[Measured]:
-    """Every load with every contender, repeats outermost, in an order that rotates."""
+def measure(
+    sweep: Sweep, fleet: Fleet, console: Console, save: Callable[[list[Measured]], None]
+) -> list[Measured]:
+    """Every load with every contender, repeats outermost, in an order that rotates.
+
+    What there is is saved after every measured repeat: a long run may be cut short.
+    """
     prompts = load_prompts(Path(sweep.prompts) if sweep.prompts != "bundled" else None)
     speculative = next(name for name in sweep.contenders if name != "plain")
     loads = loads_of(sweep, prompts, grade(sweep, fleet.url(speculative), prompts))
-    results = []
+    results: list[Measured] = []
     for repeat in range(-sweep.settle, sweep.repeats):
         shift = repeat % len(sweep.contenders)
         order = sweep.contenders[shift:] + sweep.contenders[:shift]
@@ -217,7 +228,35 @@ def measure(sweep: Sweep, fleet: Fleet, console: Console) -> list[Measured]:
             )
             if repeat >= 0:
                 results.append(found)
+        if results:
+            save(results)
     return results
+
+
+def compare(
+    sweep: Sweep, fleet: Fleet, prompts: int, tokens: int, console: Console
+) -> dict[str, list[Parting]]:
+    """Where greedy answers of each contender part from plain decoding's, at each concurrency."""
+    if "plain" not in sweep.contenders or prompts == 0:
+        return {}
+    tokenizer = AutoTokenizer.from_pretrained(sweep.target)
+    texts = load_prompts(Path(sweep.prompts) if sweep.prompts != "bundled" else None)[:prompts]
+    tokenised = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        )
+        for text in texts
+    ]
+    reference = greedy_answers(
+        fleet.url("plain"), tokenised, max_tokens=tokens, concurrency=8, top_logprobs=5
+    )
+    partings: dict[str, list[Parting]] = {}
+    for name, level in itertools.product(sweep.contenders, sweep.concurrency):
+        got = greedy_answers(fleet.url(name), tokenised, max_tokens=tokens, concurrency=level)
+        found = partings[f"{name} c={level}"] = find_partings(reference, got)
+        gaps = sorted({f"{p.gap:.3f}" if p.gap is not None else "unknown" for p in found})
+        console.print(f"{name} c={level}: {len(found)} of {len(got)} part {' '.join(gaps)}")
+    return partings
 
 
 def main(
@@ -239,6 +278,8 @@ def main(
     server_args: Annotated[str, typer.Option(help="More of SGLang's options, for all.")] = "",
     one_server: Annotated[bool, typer.Option(help="One ADASPEC server for all policies.")] = False,
     logs: Annotated[Path | None, typer.Option(help="Keep the servers' logs here.")] = None,
+    equality_prompts: Annotated[int, typer.Option(min=0)] = 16,
+    wait_for: Annotated[Path | None, typer.Option(help="Start the load when it exists.")] = None,
     start_timeout_s: Annotated[float, typer.Option(min=1.0)] = 600.0,
 ) -> None:
     """Compare policies of the verify length; prints tables and writes every run to a JSON file."""
@@ -268,14 +309,20 @@ def main(
         directory = logs or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
         with running(sweep, directory, console) as fleet:
-            results = measure(sweep, fleet, console)
-    document = {
-        "machine": machine_facts(),
-        "sweep": asdict(sweep),
-        "verdicts": [asdict(verdict) for verdict in verdicts(results)],
-        "runs": [asdict(result) for result in results],
-    }
-    out.write_text(json.dumps(document, indent=1) + "\n")
+            wait_for_file(wait_for)
+            partings = compare(sweep, fleet, equality_prompts, max_tokens, console)
+
+            def save(results: list[Measured]) -> None:
+                document = {
+                    "machine": machine_facts(),
+                    "sweep": asdict(sweep),
+                    "verdicts": [asdict(verdict) for verdict in verdicts(results)],
+                    "partings": {n: [asdict(p) for p in found] for n, found in partings.items()},
+                    "runs": [asdict(result) for result in results],
+                }
+                out.write_text(json.dumps(document, indent=1) + "\n")
+
+            results = measure(sweep, fleet, console, save)
     console.print(table(results))
     if plot is not None:
         draw(results, plot)

@@ -6,7 +6,6 @@ what it has learned while others have their turn, and sees the outcomes of its o
 """
 
 import os
-import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from adaspec.verify import (
     VerifyShapes,
     make_policy,
 )
+from benchmarks.stock_server import serve
 
 POLICY_FILE_VARIABLE = "ADASPEC_BENCHMARK_POLICY"
 
@@ -113,21 +113,5 @@ def run_switching_scheduler(*args: Any, **kwargs: Any) -> None:
     run_scheduler_process(*args, **kwargs)
 
 
-def main() -> None:
-    """What ``sglang.launch_server`` does, with our scheduler process."""
-    from sglang.srt.entrypoints.http_server import launch_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
-    from sglang.srt.utils import kill_process_tree
-
-    load_plugins()
-    server_args = prepare_server_args(sys.argv[1:])
-    server_args.resolve_once()
-    try:
-        launch_server(server_args, run_scheduler_process_func=run_switching_scheduler)
-    finally:
-        kill_process_tree(os.getpid(), include_parent=False)
-
-
 if __name__ == "__main__":
-    main()
+    serve(run_switching_scheduler)

@@ -19,6 +19,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from adaspec.verify import DraftSignals
+from sglang_patches.worker.draft_sampler import ConfidentDraftSampler
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunnerOutput
@@ -123,9 +124,13 @@ def propose(
     batch_size, block = window.ids.shape
     hidden = output.logits_output.hidden_states.view(batch_size, block, -1)
     log_probs = None
-    if worker.draft_sampler is not None and output.can_run_graph:
-        drafted = worker.draft_sampler.out[: batch_size * (block - 1)].view(batch_size, block - 1)
-        drafted = drafted[:, :drafts]
+    sampler = worker.draft_sampler
+    if sampler is not None and output.can_run_graph:
+        read = slice(0, batch_size * (block - 1))
+        drafted = sampler.out[read].view(batch_size, block - 1)[:, :drafts]
+        if isinstance(sampler, ConfidentDraftSampler):
+            # The next step's graph overwrites what a policy may still be reading.
+            log_probs = sampler.log_probs[read].view(batch_size, block - 1)[:, :drafts].clone()
     else:
         wanted = hidden[:, 1 : drafts + 1].reshape(-1, hidden.shape[-1])
         with draft_tp_context(worker.draft_parallel_layout):

@@ -181,7 +181,7 @@ def chain_rows(allocation: Allocation, shapes: VerifyShapes) -> ChainRows:
     """The layout of a step's target pass; uniform wherever the host knows that it is."""
     lengths, device = allocation.lengths, allocation.lengths.device
     batch = len(lengths)
-    if not shapes.ragged:
+    if not shapes.ragged or allocation.tokens == batch * shapes.block_size:
         return ChainRows.uniform(batch, allocation.tokens // batch, device)
     if not shapes.on_host:
         return ChainRows.ragged(lengths, allocation.tokens, shapes.block_size)

@@ -12,12 +12,16 @@ from adaspec.errors import AdaSpecError
 from adaspec.verify import VerifyShapes
 
 if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
     from sglang_patches.worker.worker import AdaSpecWorker
 
 _HEAD = "thresh_head_two_model."
 
 
-def check_policy(config: VerifyConfig, drafter: Path, *, on_gpu: bool, ranks: int) -> None:
+def check_policy(
+    config: VerifyConfig, drafter: Path, server_args: "ServerArgs", *, ranks: int
+) -> None:
     """Refuse a policy that this server or this drafter cannot follow.
 
     Args:
@@ -34,11 +38,16 @@ def check_policy(config: VerifyConfig, drafter: Path, *, on_gpu: bool, ranks: in
                 f'the policy "adaflash" needs a drafter with a length head, which {drafter} has '
                 'not; use a drafter trained with one, or set verify.policy to "goodput".'
             )
-    if name != "fixed" and on_gpu:
-        raise AdaSpecError(
-            f'the policy "{name}" runs on the CPU only so far, and this server runs on a '
-            'GPU; set verify.policy to "fixed", with verify.length if you like.'
-        )
+    unfit = {
+        "--enable-two-batch-overlap": server_args.enable_two_batch_overlap,
+        "--disable-cuda-graph-padding": server_args.disable_cuda_graph_padding,
+    }
+    for flag, is_set in unfit.items():
+        if name != "fixed" and is_set:
+            raise AdaSpecError(
+                f'the policy "{name}" verifies different lengths in one step, which SGLang does '
+                f'not support with {flag}; leave that out, or set verify.policy to "fixed".'
+            )
     if name == "goodput" and ranks > 1:
         raise AdaSpecError(
             'the policy "goodput" decides by the clock of one process, so it does not support '
@@ -49,13 +58,18 @@ def check_policy(config: VerifyConfig, drafter: Path, *, on_gpu: bool, ranks: in
 def verify_shapes(worker: "AdaSpecWorker") -> VerifyShapes:
     """The verify steps that this server can run."""
     on_cpu = torch.device(worker.device).type == "cpu"
+    ragged = on_cpu or worker.is_ragged
+    # Rows of the captured ragged passes; None without them.
+    tiers = getattr(worker.model_runner.decode_cuda_graph_runner, "capture_num_tokens", None)
     return VerifyShapes(
         block_size=worker.block_size,
         max_batch=worker.model_runner.max_running_requests,
-        ragged=on_cpu,
+        ragged=ragged,
         on_host=on_cpu,
-        # CUDA graphs are captured for one length.
-        widths=() if on_cpu else (worker.config.verify.width(worker.block_size),),
+        # Graphs of uniform steps are captured for one length.
+        widths=() if ragged else (worker.config.verify.width(worker.block_size),),
+        token_tiers=tuple(tiers or ()),
+        batch_tiers=tuple(tiers or ()),
         # On a GPU the draft graph reads every draft.
         draft_cost=_head_share(worker.model_runner.model) if on_cpu else 0.0,
     )

@@ -21,12 +21,13 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from adaspec.chains import ChainRows
 from adaspec.verify import CostSample
 from sglang_patches.worker.draft import BlockWindow, open_window, propose
-from sglang_patches.worker.verify import ragged_layout
+from sglang_patches.worker.verify import pack_chains
 
 if TYPE_CHECKING:
     from sglang_patches.worker.worker import AdaSpecWorker
 
 _CONTEXT = 64  # tokens of each request
+_REPEATS = 3  # on a GPU, where a step is short
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,11 @@ def probe(
             if batch > table.shape[0]:
                 continue
             _run(worker, batch, tokens, drafted)  # first times are of memory that is not there yet
-            begun = time.perf_counter()
-            _run(worker, batch, tokens, drafted)
-            taken = time.perf_counter() - begun
-            samples.append(CostSample(batch, tokens, batch * _CONTEXT, drafted, taken))
+            for _ in range(_REPEATS if worker.uses_triton else 1):
+                begun = time.perf_counter()
+                _run(worker, batch, tokens, drafted)
+                taken = time.perf_counter() - begun
+                samples.append(CostSample(batch, tokens, batch * _CONTEXT, drafted, taken))
     return samples
 
 
@@ -80,13 +82,13 @@ def _run(worker: "AdaSpecWorker", size: int, tokens: int, drafted: bool) -> None
         chains = propose(worker, batch, batch, window, longest - 1).tokens
     output = worker.model_runner.forward(_target_batch(worker, batch, window, chains, rows))
     output.logits_output.next_token_logits.argmax(dim=-1)
-    if not drafted:
-        return
-    slots = torch.zeros_like(chains)
-    positions = window.positions[:, : rows.width]
-    worker.context.commit(
-        rows, output.logits_output.hidden_states, slots, positions, torch.ones_like(lens)
-    )
+    if drafted:
+        slots = torch.zeros_like(chains)
+        positions = window.positions[:, : rows.width]
+        features = output.logits_output.hidden_states
+        worker.context.commit(rows, features, slots, positions, torch.ones_like(lens))
+    if worker.uses_triton:
+        torch.cuda.synchronize()
 
 
 def _target_batch(
@@ -96,28 +98,28 @@ def _target_batch(
     chains: torch.Tensor,
     rows: ChainRows,
 ) -> ForwardBatch:
+    packed = pack_chains(worker, window, chains, rows)
     verify_input = DFlashVerifyInput(
-        draft_token=rows.pack(chains),
-        positions=rows.pack(window.positions[:, : rows.width]),
+        draft_token=packed.tokens,
+        positions=packed.positions,
         draft_token_num=rows.width,
         capture_hidden_mode=CaptureHiddenMode.FULL,
-        ragged_verify_layout=ragged_layout(rows),
+        ragged_verify_layout=packed.layout,
     )
     host_lens = batch.seq_lens_cpu + rows.width
     forward_batch = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=rows.batch,
-        input_ids=verify_input.draft_token,
+        input_ids=packed.tokens,
         req_pool_indices=batch.req_pool_indices,
         seq_lens=batch.seq_lens,
-        out_cache_loc=torch.zeros_like(verify_input.draft_token),
+        out_cache_loc=torch.zeros_like(packed.tokens),
         seq_lens_sum=int(host_lens.sum()),
         seq_lens_cpu=host_lens,
-        positions=verify_input.positions,
+        positions=packed.positions,
         spec_algorithm=SpeculativeAlgorithm.DFLASH,
         spec_info=verify_input,
         capture_hidden_mode=CaptureHiddenMode.FULL,
     )
-    cells = rows.chain * window.slots.shape[1] + rows.column
-    window.kv_plan.bind(forward_batch, worker.model_runner.kv_index_translator, cols=cells)
+    window.kv_plan.bind(forward_batch, worker.model_runner.kv_index_translator, cols=packed.cells)
     return forward_batch

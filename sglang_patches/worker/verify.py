@@ -1,6 +1,7 @@
 """Verification: one target pass over the drafted tokens, and the logits it must be judged by."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,55 @@ if TYPE_CHECKING:
     from sglang_patches.worker.worker import AdaSpecWorker
 
 
+@dataclass(frozen=True)
+class PackedChains:
+    """The rows of a verify pass, padded to the rows of a captured graph.
+
+    Attributes:
+        tokens: int64 ``[rows]``; positions: int64 ``[rows]``.
+        cells: place of every row in the flattened window, int64 ``[rows]``, -1 for padding; or the
+            window's columns, if its rows are taken as they lie.
+        layout: SGLang's description of chains that may differ in length; None if the pass is laid
+            out by one width.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    cells: torch.Tensor | slice
+    layout: RaggedVerifyLayout | None
+
+
+def pack_chains(
+    worker: "AdaSpecWorker", window: BlockWindow, tokens: torch.Tensor, rows: ChainRows
+) -> PackedChains:
+    """Lay out the chains in ``tokens`` (``[batch, width]``) for a pass of the target."""
+    columns = slice(0, rows.width)
+    positions = window.positions[:, columns]
+    if rows.lengths is None and not worker.is_ragged:
+        return PackedChains(rows.pack(tokens), rows.pack(positions), columns, None)
+    size = worker.graph_rows(rows)
+
+    def padded(values: torch.Tensor, fill: int = 0) -> torch.Tensor:
+        padding = size - rows.total
+        return torch.nn.functional.pad(values, (0, padding), value=fill) if padding else values
+
+    start = rows.start.to(torch.int32)
+    lengths = rows.lengths
+    if lengths is None:
+        lengths = torch.full_like(start, rows.width)
+    return PackedChains(
+        padded(rows.pack(tokens)),
+        padded(rows.pack(positions)),
+        padded(rows.chain * window.slots.shape[1] + rows.column, -1),
+        RaggedVerifyLayout(
+            verify_lens=lengths.to(torch.int32),
+            graph_num_tokens=size,
+            extend_start_loc=start,
+            qo_indptr_device=torch.nn.functional.pad(start, (0, 1), value=rows.total),
+        ),
+    )
+
+
 def target_forward(
     worker: "AdaSpecWorker",
     batch: ScheduleBatch,
@@ -32,19 +82,19 @@ def target_forward(
     """Run the target over the chains in ``tokens`` (``[batch, width]``), behind each prefix.
 
     Returns SGLang's ``GenerationBatchResult`` of the pass: logits for every row of ``rows``, and
-    the tapped hidden states of the same rows.
+    the tapped hidden states of the same rows, perhaps with padding behind.
     """
-    columns = slice(0, rows.width)
+    packed = pack_chains(worker, window, tokens, rows)
     verify_input = DFlashVerifyInput(
-        draft_token=rows.pack(tokens),
-        positions=rows.pack(window.positions[:, columns]),
+        draft_token=packed.tokens,
+        positions=packed.positions,
         draft_token_num=rows.width,
         capture_hidden_mode=CaptureHiddenMode.FULL,
-        ragged_verify_layout=ragged_layout(rows),
+        ragged_verify_layout=packed.layout,
         kv_loc_plan=window.kv_plan,
-        kv_loc_cols=columns if rows.lengths is None else _cells(rows, window),
+        kv_loc_cols=packed.cells,
     )
-    batch.out_cache_loc = rows.pack(window.slots[:, columns])
+    batch.out_cache_loc = window.kv_plan.virtual_write_ids(cols=packed.cells)
     # SGLang plans attention from host lengths that include the verified tokens; the scheduler's
     # own bookkeeping must not see them.
     scheduler_lens = (batch.seq_lens_cpu, batch.seq_lens_sum)
@@ -58,27 +108,13 @@ def target_forward(
         batch.seq_lens_sum = int(draft_input.nxt_kv_lens_sum)
     forward_batch, _ = verify_input.prepare_for_verify(batch, worker.target_worker)
     batch.seq_lens_cpu, batch.seq_lens_sum = scheduler_lens
-    return worker.target_worker.forward_batch_generation(
+    result = worker.target_worker.forward_batch_generation(
         batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
     )
-
-
-def ragged_layout(rows: ChainRows) -> RaggedVerifyLayout | None:
-    """SGLang's description of chains of different lengths; None if all are equally long."""
-    if rows.lengths is None:
-        return None
-    start = rows.start.to(torch.int32)
-    return RaggedVerifyLayout(
-        verify_lens=rows.lengths.to(torch.int32),
-        graph_num_tokens=rows.total,
-        extend_start_loc=start,
-        qo_indptr_device=torch.nn.functional.pad(start, (0, 1), value=rows.total),
-    )
-
-
-def _cells(rows: ChainRows, window: BlockWindow) -> torch.Tensor:
-    """Place of every row in the flattened window: int64 ``[rows]``."""
-    return rows.chain * window.slots.shape[1] + rows.column
+    if len(packed.tokens) > rows.total:
+        logits_output = result.logits_output
+        logits_output.next_token_logits = logits_output.next_token_logits[: rows.total]
+    return result
 
 
 def constrain_logits(

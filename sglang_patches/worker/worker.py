@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
-from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
@@ -21,7 +20,6 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
-from sglang.srt.speculative.spec_sampling_mask import SpeculativeSamplingMaskCapture
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 from sglang.srt.speculative.spec_utils import GrammarTree
 from sglang.srt.utils import is_cuda
@@ -36,10 +34,12 @@ from sglang_patches.online.loop import start_online
 from sglang_patches.worker.accept import Verdict, make_verdict, sampling_rules
 from sglang_patches.worker.context import DraftContext
 from sglang_patches.worker.draft import BlockWindow, open_window, propose
+from sglang_patches.worker.draft_sampler import ConfidentDraftSampler
 from sglang_patches.worker.history import OutputHistory
 from sglang_patches.worker.lengths import PlannedStep, VerifyLengths, chain_rows
 from sglang_patches.worker.policy import check_policy, load_length_head, verify_shapes
 from sglang_patches.worker.probe import probe
+from sglang_patches.worker.report import report
 from sglang_patches.worker.verify import constrain_logits, target_forward
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         drafter = model_directory(server_args.speculative_draft_model_path)
         self.uses_triton = is_cuda()
         ranks = get_parallel().tp_group.world_size
-        check_policy(self.config.verify, drafter, on_gpu=self.uses_triton, ranks=ranks)
+        check_policy(self.config.verify, drafter, server_args, ranks=ranks)
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self.length_head = load_length_head(drafter, torch.device(self.device))
         self.context = DraftContext(
@@ -86,17 +86,17 @@ class AdaSpecWorker(DFlashWorkerV2):
         return bool(get_parallel().tp_group.world_size == 1)
 
     def init_attention_backends(self) -> None:
-        """As upstream, and make the policy: now it is known how many requests can run.
+        """As upstream, and let the target's graphs, which come next, take ragged passes.
 
         Raises:
             AdaSpecError: for hybrid (Mamba, GDN, …) targets, whose state cannot be rolled back by a
-                KV length; if the policy's settings do not fit.
+                KV length; for attention that cannot verify chains of different lengths.
         """
         super().init_attention_backends()
-        shapes, device = verify_shapes(self), torch.device(self.device)
-        self.lengths = VerifyLengths(
-            self.make_policy(self.config.verify, shapes, device), shapes, device
-        )
+        if self.is_ragged:
+            from sglang_patches.worker.ragged_triton import allow_ragged_passes
+
+            allow_ragged_passes(self.model_runner)
         if self._need_mamba_verify_commit:
             raise AdaSpecError(
                 "ADASPEC does not support targets with recurrent layers (Mamba, GDN) yet: rejected "
@@ -104,7 +104,15 @@ class AdaSpecWorker(DFlashWorkerV2):
             )
 
     def init_cuda_graphs(self) -> None:
-        """As upstream, and measure steps for a policy that asks for it: all is ready to run."""
+        """As upstream, between making the policy, whose needs the draft graphs serve, and measuring
+        steps for it, when all is ready to run.
+
+        Raises:
+            AdaSpecError: if the policy's settings do not fit.
+        """
+        shapes, device = verify_shapes(self), torch.device(self.device)
+        policy = self.make_policy(self.config.verify, shapes, device)
+        self.lengths = VerifyLengths(policy, shapes, device)
         super().init_cuda_graphs()
         if isinstance(self.lengths.policy, GoodputPolicy):
             self.seed(self.lengths.policy)
@@ -118,6 +126,18 @@ class AdaSpecWorker(DFlashWorkerV2):
             logger.info("measured %d kinds of steps for the verify length", len(samples))
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether all passes go through graphs of chains that may differ in length."""
+        return self.uses_triton and self.config.verify.policy != "fixed"
+
+    def graph_rows(self, rows: ChainRows) -> int:
+        """Rows of the smallest graph that holds a pass, or of the pass if none does."""
+        tiers = self.lengths.shapes.token_tiers
+        if not tiers or rows.batch > self.model_runner.decode_cuda_graph_runner.max_bs:
+            return rows.total
+        return next((tier for tier in tiers if tier >= rows.total), rows.total)
+
+    @property
     def noise_embed_scale(self) -> float:
         """Factor on the embeddings of a draft block (Gemma-like targets; 1 for most)."""
         return float(self._noise_embed_scale)
@@ -128,9 +148,16 @@ class AdaSpecWorker(DFlashWorkerV2):
         return int(self._mask_token_id)
 
     @property
-    def draft_sampler(self) -> "_DflashDraftSampler | None":
+    def draft_sampler(self) -> "ConfidentDraftSampler | _DflashDraftSampler | None":
         """Upstream's argmax inside the draft CUDA graph, or None when drafting is eager."""
         return self._draft_sampler
+
+    def _maybe_build_draft_sampler(self) -> "ConfidentDraftSampler | _DflashDraftSampler | None":
+        """Upstream's, or one that keeps log-probabilities if the policy reads them."""
+        sampler = super()._maybe_build_draft_sampler()
+        if sampler is None or not self.lengths.policy.reads_log_probs or not self.knows_confidence:
+            return sampler
+        return ConfidentDraftSampler(sampler)
 
     @property
     def draft_block_spec_info(self) -> DFlashVerifyInput:
@@ -249,7 +276,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         new_seq_lens = window.prefix_lens + verdict.commit_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
-        self._report(batch, draft_input, target.logits_output, verdict, rows)
+        report(batch, draft_input, target.logits_output, verdict, rows)
         self._extend_draft_context(step, window, rows, tapped, verdict)
         # [rows, taps · hidden] and [rows, hidden]; never copied to the host
         target.logits_output.hidden_states = target.logits_output.last_hidden_states = None
@@ -296,38 +323,6 @@ class AdaSpecWorker(DFlashWorkerV2):
         for decision in acceptance:
             self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, decision)
         return make_verdict(tokens, acceptance)
-
-    def _report(
-        self,
-        batch: ScheduleBatch,
-        draft_input: DFlashDraftInputV2,
-        logits_output: "LogitsProcessorOutput",
-        verdict: Verdict,
-        rows: ChainRows,
-    ) -> None:
-        """Attach what requests asked to see: log-probabilities and sampling masks."""
-        info = batch.sampling_info
-        wants_mask = info is not None and info.sampling_mask_batch_indices is not None
-        if not batch.return_logprob and not wants_mask:
-            return
-        if rows.lengths is not None:  # both want [batch · width, vocab]
-            logits = logits_output.next_token_logits
-            logits_output.next_token_logits = rows.expand(logits).flatten(0, 1)
-        mask_capture = SpeculativeSamplingMaskCapture.from_logits(
-            info,
-            next_token_logits=logits_output.next_token_logits,
-            draft_input=draft_input,
-            draft_token_num=rows.width,
-            bs=rows.batch,
-        )
-        if mask_capture is not None:
-            logits_output.sampling_mask_output = mask_capture.build_output(
-                out_tokens=verdict.committed, commit_lens=verdict.commit_lens
-            )
-        if batch.return_logprob:
-            compute_spec_logprobs(
-                batch, logits_output, verdict.committed.reshape(-1), chain_stride=rows.width
-            )
 
     def _extend_draft_context(
         self,

@@ -28,12 +28,26 @@ from adaspec.chains import ChainRows
 from sglang_patches import algorithm, checks
 from sglang_patches.algorithm import AdaSpecAlgorithm
 from sglang_patches.version import SGLANG_VERSION
-from sglang_patches.worker import accept, draft, history, lengths, policy, verify, worker
+from sglang_patches.worker import (
+    accept,
+    draft,
+    history,
+    lengths,
+    policy,
+    probe,
+    ragged_triton,
+    report,
+    verify,
+    worker,
+)
 from sglang_patches.worker.context import DraftContext
 from sglang_patches.worker.worker import AdaSpecWorker
 from tests.sglang_patches import upstream_use as use
 
-MODULES = (algorithm, checks, accept, draft, history, lengths, policy, verify, worker)
+MODULES = (
+    *(algorithm, checks, accept, draft, history, lengths, policy, probe, ragged_triton, report),
+    *(verify, worker),
+)
 
 # How our code names objects of upstream classes.
 RECEIVERS: dict[str, type] = {

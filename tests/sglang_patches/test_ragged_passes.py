@@ -1,0 +1,143 @@
+"""Verify passes of chains that differ in length, as graphs on a GPU take them."""
+
+import dataclasses
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.environ import envs
+from sglang.srt.layers.attention import triton_backend
+from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.speculative.dflash_utils import resolve_dflash_verify_mask_policy
+from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2, _DflashDraftSampler
+
+from adaspec.chains import ChainRows
+from adaspec.errors import AdaSpecError
+from adaspec.verify import VerifyShapes
+from sglang_patches.worker import ragged_triton
+from sglang_patches.worker.draft import BlockWindow
+from sglang_patches.worker.draft_sampler import ConfidentDraftSampler
+from sglang_patches.worker.verify import pack_chains
+from sglang_patches.worker.worker import AdaSpecWorker
+
+BLOCK = 4
+
+
+def window(batch: int) -> BlockWindow:
+    cells = torch.arange(batch * BLOCK).view(batch, BLOCK)
+    return BlockWindow(cells, 100 + cells, 200 + cells, None, torch.zeros(batch))  # type: ignore[arg-type]
+
+
+def worker(rows: int, ragged: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(is_ragged=ragged, graph_rows=lambda _: rows)
+
+
+def test_chains_are_padded_to_the_rows_of_a_graph() -> None:
+    tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    rows = ChainRows.ragged(torch.tensor([3, 1]), 4, BLOCK)
+    packed = pack_chains(worker(6), window(2), tokens, rows)
+    assert packed.tokens.tolist() == [1, 2, 3, 5, 0, 0]
+    assert packed.positions.tolist() == [100, 101, 102, 104, 0, 0]
+    assert packed.cells.tolist() == [0, 1, 2, 4, -1, -1]
+    layout = packed.layout
+    assert layout is not None
+    assert layout.graph_num_tokens == 6
+    assert layout.verify_lens.tolist() == [3, 1]
+    assert layout.qo_indptr_device.tolist() == [0, 3, 4]
+    assert layout.qo_indptr_device.dtype == torch.int32
+    slotted = layout.padded_to_bucket(padded_bs=4, cap=BLOCK)
+    assert slotted.qo_indptr_device.tolist() == [0, 3, 4, 5, 6]
+
+
+def test_padding_is_written_to_the_sink() -> None:
+    source = SimpleNamespace(space=lambda _: SimpleNamespace(key=0, write=None))
+    plan = KVLocPlan(
+        source=source,  # type: ignore[arg-type]
+        req_pool_indices=torch.arange(2),
+        seq_lens=torch.zeros(2),
+        seq_lens_cpu=None,
+        write_virtual=window(2).slots.reshape(-1),
+    )
+    ids = plan.virtual_write_ids(cols=torch.tensor([0, 4, -1]))
+    assert ids is not None
+    assert ids.tolist() == [200, 204, 0]
+
+
+def test_a_uniform_step_has_a_layout_only_where_graphs_are_ragged() -> None:
+    tokens, rows = torch.tensor([[1], [5]]), ChainRows.uniform(2, 1, torch.device("cpu"))
+    stock = pack_chains(worker(4, ragged=False), window(2), tokens, rows)
+    assert stock.layout is None
+    assert stock.cells == slice(0, 1)
+    packed = pack_chains(worker(4), window(2), tokens, rows)
+    assert packed.layout is not None
+    assert packed.layout.verify_lens.tolist() == [1, 1]
+    assert packed.cells.tolist() == [0, 4, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("batch", "total", "expected"), [(2, 5, 8), (2, 8, 8), (2, 17, 17), (5, 5, 5)]
+)
+def test_a_pass_takes_the_smallest_graph_that_holds_it(
+    batch: int, total: int, expected: int
+) -> None:
+    shapes = VerifyShapes(BLOCK, max_batch=8, ragged=True, token_tiers=(4, 8, 16))
+    self = SimpleNamespace(
+        model_runner=SimpleNamespace(decode_cuda_graph_runner=SimpleNamespace(max_bs=4)),
+        lengths=SimpleNamespace(shapes=shapes),
+    )
+    rows = ChainRows(batch, BLOCK, total, torch.device("cpu"))
+    assert AdaSpecWorker.graph_rows(self, rows) == expected  # type: ignore[arg-type]
+
+
+def test_log_probabilities_are_those_of_the_drafted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_patches.worker.draft_sampler._ROWS", 4)
+    torch.manual_seed(0)
+    weight, hidden = torch.randn(50, 8), torch.randn(3 * BLOCK, 8)
+    stock = _DflashDraftSampler(
+        weight=weight, block_size=BLOCK, num_org=48, org_vocab_start=0, max_bs=5
+    )
+    stock(hidden)
+    tokens = stock.out[:9].clone()
+    ours = ConfidentDraftSampler(stock)
+    stock.out.zero_()
+    ours(hidden)
+    assert ours.out[:9].tolist() == tokens.tolist()
+    rows = hidden.view(3, BLOCK, 8)[:, 1:].reshape(-1, 8)
+    expected = (rows.double() @ weight[:48].double().T).log_softmax(-1).gather(1, tokens[:, None])
+    torch.testing.assert_close(ours.log_probs[:9].double(), expected[:, 0], atol=1e-5, rtol=0)
+
+
+class _Backend(triton_backend.TritonAttnBackend):
+    def __init__(self) -> None:
+        pass
+
+
+def test_only_stock_triton_attention_is_made_ragged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ragged_triton.MODE_VARIABLE, raising=False)
+    runner = SimpleNamespace(attn_backend=_Backend())
+    with pytest.raises(AdaSpecError, match="--attention-backend triton"):
+        ragged_triton.allow_ragged_passes(runner)  # type: ignore[arg-type]
+    runner.attn_backend.__class__ = triton_backend.TritonAttnBackend
+    monkeypatch.setenv(ragged_triton.MODE_VARIABLE, "static")
+    with pytest.raises(AdaSpecError, match="static"):
+        ragged_triton.allow_ragged_passes(runner)  # type: ignore[arg-type]
+    monkeypatch.delenv(ragged_triton.MODE_VARIABLE)
+    ragged_triton.allow_ragged_passes(runner)  # type: ignore[arg-type]
+    assert runner.attn_backend.supports_ragged_verify_graph
+    assert resolve_dflash_verify_mask_policy(runner.attn_backend)[1] is False
+    assert envs.SGLANG_RAGGED_VERIFY_MODE.get() == "compact"
+
+
+def test_upstream_refreshes_the_boundaries_of_a_captured_layout() -> None:
+    fields = {field.name for field in dataclasses.fields(triton_backend.ForwardMetadata)}
+    assert "qo_indptr" in fields
+    stock = triton_backend.TritonAttnBackend
+    for name in ("init_forward_metadata", "init_forward_metadata_out_graph"):
+        ours = inspect.signature(getattr(ragged_triton.TritonAttnBackend, name))
+        assert list(ours.parameters) == list(inspect.signature(getattr(stock, name)).parameters)
+    staged = inspect.getsource(DecodeCudaGraphRunner._stage_ragged_verify_layout)
+    assert "cap_layout.qo_indptr_device.copy_(live.qo_indptr_device)" in staged
+    assert not stock.supports_ragged_verify_graph
+    assert hasattr(DFlashWorkerV2, "_maybe_build_draft_sampler")
