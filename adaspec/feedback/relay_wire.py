@@ -1,9 +1,12 @@
-"""Captures on their way to the relay process: a MessagePack header and one frame per tensor.
+"""Captures on their way to the relay process: a MessagePack header and frames of tensor bytes.
+
+Tensors that lie in one piece of memory, as a copy from a device does, travel as one frame.
 
 Both ends are ours, a parent and its child over a socket that only their user can open; still,
 nothing is executed, and what cannot be read is refused.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -42,9 +45,13 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     requests: list[str]
 
 
-class _Shape(msgspec.Struct, frozen=True, array_like=True):
+class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a tensor lies: which frame after the header, and at which byte of it."""
+
     dtype: str
     shape: list[int]
+    frame: int
+    start: int
 
 
 class _Prefill(msgspec.Struct, frozen=True, tag="prefill"):
@@ -52,7 +59,7 @@ class _Prefill(msgspec.Struct, frozen=True, tag="prefill"):
     version: int
     token_ids: list[list[int]]
     starts: list[int]
-    tensors: list[_Shape]
+    tensors: list[_Place]
 
 
 class _Step(msgspec.Struct, frozen=True, tag="step"):
@@ -60,7 +67,7 @@ class _Step(msgspec.Struct, frozen=True, tag="step"):
     version: int
     temperatures: list[float]
     is_ragged: bool
-    tensors: list[_Shape]
+    tensors: list[_Place]
 
 
 class _End(msgspec.Struct, frozen=True, tag="end"):
@@ -90,14 +97,13 @@ def tensors_of(message: Message) -> list[Tensor]:
 
 def encode(message: Message) -> list[Frame]:
     """Frames of a message; buffers are views of its tensors, which must not change until sent."""
-    tensors = [tensor.contiguous() for tensor in tensors_of(message)]
-    shapes = [_Shape(str(t.dtype).removeprefix("torch."), list(t.shape)) for t in tensors]
+    places, buffers = _lay_out([tensor.contiguous() for tensor in tensors_of(message)])
     header: msgspec.Struct
     match message:
         case PrefillCapture():
             token_ids = [list(ids) for ids in message.token_ids]
             header = _Prefill(
-                list(message.requests), message.version, token_ids, list(message.starts), shapes
+                list(message.requests), message.version, token_ids, list(message.starts), places
             )
         case StepCapture():
             header = _Step(
@@ -105,14 +111,30 @@ def encode(message: Message) -> list[Frame]:
                 message.version,
                 list(message.temperatures),
                 message.verify_lengths is not None,
-                shapes,
+                places,
             )
         case EndCapture():
             header = _End(message.request, message.length, message.outcome)
         case _:
             header = message
-    buffers = [t.detach().view(-1).view(torch.uint8).numpy().data for t in tensors]
     return [_encoder.encode(header), *buffers]
+
+
+def _lay_out(tensors: Sequence[Tensor]) -> tuple[list[_Place], list[memoryview]]:
+    """Where each tensor lies in which frame, and the frames."""
+    pieces = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    total = sum(tensor.nbytes for tensor in tensors)
+    if len(tensors) > 1 and len(pieces) == 1 and tensors[0].untyped_storage().nbytes() == total:
+        starts = [int(tensor.storage_offset()) * tensor.element_size() for tensor in tensors]
+        whole = torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage())
+        places = [_place(t, 0, start) for t, start in zip(tensors, starts, strict=True)]
+        return places, [whole.numpy().data]
+    frames = [t.detach().view(-1).view(torch.uint8).numpy().data for t in tensors]
+    return [_place(tensor, frame, 0) for frame, tensor in enumerate(tensors)], frames
+
+
+def _place(tensor: Tensor, frame: int, start: int) -> _Place:
+    return _Place(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), frame, start)
 
 
 def decode(frames: Sequence[Frame]) -> Message:
@@ -126,12 +148,7 @@ def decode(frames: Sequence[Frame]) -> Message:
         return header
     if isinstance(header, _End):
         return EndCapture(header.request, header.length, header.outcome)
-    if len(frames) != len(header.tensors) + 1:
-        raise ValueError(f"{len(frames) - 1} tensors came instead of {len(header.tensors)}")
-    tensors = [
-        torch.frombuffer(frame, dtype=_DTYPES[shape.dtype]).view(shape.shape)
-        for frame, shape in zip(frames[1:], header.tensors, strict=True)
-    ]
+    tensors = [_read(place, frames[1:]) for place in header.tensors]
     if isinstance(header, _Prefill):
         return PrefillCapture(
             header.requests, header.version, header.token_ids, header.starts, tensors[0]
@@ -151,3 +168,16 @@ def decode(frames: Sequence[Frame]) -> Message:
         teacher=teacher,
         verify_lengths=lengths,
     )
+
+
+def _read(place: _Place, frames: Sequence[Frame]) -> Tensor:
+    if not 0 <= place.frame < len(frames):
+        raise ValueError(f"{len(frames)} frames came, and a tensor lies in frame {place.frame}")
+    frame, dtype = frames[place.frame], _DTYPES[place.dtype]
+    end = place.start + math.prod(place.shape) * dtype.itemsize
+    if not 0 <= place.start <= end <= len(frame):
+        raise ValueError(f"a tensor lies beyond the {len(frame)} bytes of its frame")
+    if place.start == end:
+        return torch.empty(place.shape, dtype=dtype)
+    count = math.prod(place.shape)
+    return torch.frombuffer(frame, dtype=dtype, count=count, offset=place.start).view(place.shape)

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 64  # bytes
-
 
 class HostCopier:
     """Starts copies to pinned memory on a stream of its own; on the CPU there is nothing to do.
@@ -21,34 +19,33 @@ class HostCopier:
     def start(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
         """Copy without waiting.
 
+        On a device, the tensors are packed on the serving stream into one piece of memory, which
+        is a single copy away from the host: few calls, and what the next step overwrites (a CUDA
+        graph its outputs, the scheduler its lengths) is safe.
+
         Args:
-            tensors: which nobody writes to any more, neither here nor in a CUDA graph.
+            tensors: on the CPU, which nobody writes to any more.
 
         Returns:
-            The same tensors on the host, valid once the function returned with them has returned.
+            The same tensors on the host, valid once the function returned with them has returned;
+            from a device, in one piece of page-locked memory.
         """
         if self._stream is None:
             return list(tensors), lambda: None
-        self._stream.wait_stream(torch.cuda.current_stream())
+        # The widest elements first, so that every tensor is aligned where it begins.
+        order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
+        packed = torch.cat([tensors[i].reshape(-1).view(torch.uint8) for i in order])
+        memory = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
         # A blocking event puts the waiting thread to sleep, away from the scheduler's core.
         done = torch.cuda.Event(blocking=True)
-        copies = _pinned_like(tensors)
+        self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for copy, tensor in zip(copies, tensors, strict=True):
-                copy.copy_(tensor, non_blocking=True)
-                tensor.record_stream(self._stream)
+            memory.copy_(packed, non_blocking=True)
+            packed.record_stream(self._stream)
             done.record()
+        copies, start = list(tensors), 0
+        for i in order:
+            end = start + tensors[i].nbytes
+            copies[i] = memory[start:end].view(tensors[i].dtype).view(tensors[i].shape)
+            start = end
         return copies, done.synchronize
-
-
-def _pinned_like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Page-locked tensors of the same shapes and types, in one piece of memory."""
-    starts, end = [], 0
-    for tensor in tensors:
-        starts.append(end)
-        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    memory = torch.empty(end, dtype=torch.uint8, pin_memory=True)
-    return [
-        memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for start, tensor in zip(starts, tensors, strict=True)
-    ]

@@ -74,9 +74,7 @@ class FeedbackTap:
         if not chosen:
             return
         ends = torch.tensor(lengths).cumsum(0).tolist()
-        parts = [taps[ends[i] - lengths[i] : ends[i]] for i in chosen]
-        # Prefill runs in CUDA graphs, too, so a part must not stay a view of its output.
-        rows = torch.cat(parts)
+        rows = torch.cat([taps[ends[i] - lengths[i] : ends[i]] for i in chosen])
         (copy,), wait = self._copier.start([rows])
         self.sink.submit(
             PrefillCapture(
@@ -112,7 +110,7 @@ class FeedbackTap:
         if not self._chosen:
             return
         if self._top_k is None:
-            self._teacher = HiddenTeacher(self._blocks(rows, states).flatten(0, 1))
+            self._teacher = HiddenTeacher(rows.expand(states, self._index).flatten(0, 1))
             return
         # [chosen · width, vocab], a view if all requests are chosen: nothing of it is kept
         chosen = rows.expand(logits, self._index).flatten(0, 1)
@@ -142,14 +140,12 @@ class FeedbackTap:
         teacher, self._teacher = self._teacher, None
         if teacher is None:
             return
-        # What the next step overwrites (the target's CUDA graph its taps, the scheduler its
-        # lengths) is copied on the serving stream first, which costs microseconds.
         tensors = [
-            self._select(prefix_lens, shared=True),
+            self._own(self._select(prefix_lens)),
             self._select(tokens),
             self._select(verdict.commit_lens - 1),
             self._select(verdict.bonus),
-            self._blocks(rows, taps),
+            rows.expand(taps, self._index),
             *teacher.tensors(),
         ]
         if rows.lengths is not None:
@@ -205,18 +201,13 @@ class FeedbackTap:
             self._index = torch.tensor(chosen).to(device, non_blocking=True)
         self._chosen = chosen
 
-    def _blocks(self, rows: ChainRows, values: Tensor) -> Tensor:
-        """``[rows, ...]`` of the chosen requests as ``[chosen, width, ...]``, safe to be kept."""
-        blocks = rows.expand(values, self._index)
-        # A CUDA graph's next replay overwrites what is a view of its output.
-        is_view = rows.lengths is None and self._index is None
-        return blocks.clone() if is_view and not self._copies_are_views else blocks
+    def _select(self, rows: Tensor) -> Tensor:
+        """The rows of the chosen requests."""
+        return rows if self._index is None else rows.index_select(0, self._index)
 
-    def _select(self, rows: Tensor, shared: bool = False) -> Tensor:
-        """The rows of the chosen requests; a copy of them if they are ``shared``."""
-        if self._index is not None:
-            return rows.index_select(0, self._index)
-        return rows.clone() if shared else rows
+    def _own(self, rows: Tensor) -> Tensor:
+        """A copy of what the scheduler may write to, where `HostCopier` makes none."""
+        return rows.clone() if self._copies_are_views and self._index is None else rows
 
 
 def _temperature(req: "Req") -> float:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -154,6 +155,30 @@ def test_a_message_survives_the_wire(message: Capture | Rollback | Lost) -> None
         assert torch.equal(ours, theirs)
     if isinstance(message, Rollback | Lost | EndCapture):
         assert back == message
+
+
+def test_tensors_in_one_piece_of_memory_are_one_frame() -> None:
+    apart = step("a", "b", kind="top-k", ragged=True)
+    tensors = sorted(tensors_of(apart), key=lambda tensor: -tensor.element_size())
+    memory = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    start, moved = 0, {}
+    for tensor in tensors:
+        end = start + tensor.nbytes
+        moved[id(tensor)] = memory[start:end].view(tensor.dtype).view(tensor.shape)
+        start = end
+    fields = ("anchors", "tokens", "accepted", "bonus", "taps", "verify_lengths")
+    teacher = type(apart.teacher)(*(moved[id(t)] for t in apart.teacher.tensors()))
+    together = replace(
+        apart, teacher=teacher, **{name: moved[id(getattr(apart, name))] for name in fields}
+    )
+    frames = encode(together)
+    assert [len(frame) for frame in frames[1:]] == [len(memory)]
+    back = decode([bytearray(frame) for frame in frames])
+    for ours, theirs in zip(tensors_of(back), tensors_of(apart), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+    with pytest.raises(ValueError, match="beyond"):
+        decode([bytearray(frames[0]), bytearray(frames[1])[:-1]])
 
 
 @pytest.mark.parametrize("spoil", [lambda f: f[:-1], lambda f: [b"x", *f[1:]], lambda f: [f[0]]])
