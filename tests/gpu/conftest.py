@@ -10,14 +10,27 @@ from pathlib import Path
 import pytest
 import torch
 
+from adaspec.cli.serve_plan import BUNDLED_DRAFTER
 from adaspec.versions import VersionWriter, open_writer
 from tests.gpu.fleet import Fleet
 from tests.gpu.servers import Catalogue
-from tests.server.fitted_drafter import write_fitted_drafter
 from tests.server.online_loop import add_version
-from tests.server.tiny_models import write_target
 
-PROMPTS = [[5, 40 + i, 90 - i, 17, 33 + 2 * i] for i in range(6)]
+# SmolLM2's chat template around six short questions.
+_BEFORE = [
+    *(1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407),
+    *(19712, 8182, 2, 198, 1, 4093, 198),
+]
+_AFTER = [2, 198, 1, 520, 9531, 198]
+_QUESTIONS = [
+    [9825, 429, 582, 288, 7522, 281, 1924, 30],  # Count from one to twenty in words.
+    [1780, 314, 216, 33, 34, 1711, 216, 39, 47, 16374, 30],  # What is 12 times 7? Explain.
+    [19161, 253, 421, 30614, 563, 5249, 30],  # Write a haiku about rain.
+    [6106, 260, 9244, 282, 260, 3693, 817, 30],  # List the planets of the solar system.
+    [19161, 253, 5905, 1517, 338, 7845, 827, 2966, 30],  # Write a Python function that adds …
+    [4898, 314, 260, 6376, 4461, 47],  # Why is the sky blue?
+]
+PROMPTS = [[*_BEFORE, *question, *_AFTER] for question in _QUESTIONS]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,15 +49,9 @@ def _needs_cuda() -> None:
 
 
 @pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 512 tokens and three layers."""
-    return write_target(tmp_path_factory.mktemp("tiny") / "target")
-
-
-@pytest.fixture(scope="session")
-def drafter(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A drafter of block size 6 that is often right after `PROMPTS`."""
-    return write_fitted_drafter(tmp_path_factory.mktemp("tiny") / "drafter", target, PROMPTS)
+def drafter() -> Path:
+    """The bundled one, of block size 16."""
+    return BUNDLED_DRAFTER
 
 
 @pytest.fixture(scope="session")
@@ -72,14 +79,13 @@ def version(writer: VersionWriter, drafter: Path) -> int:
 def fleet(_needs_cuda: None, request: pytest.FixtureRequest, places: Path) -> Iterator[Fleet]:
     """The servers that the selected tests talk to."""
     markers = [m for item in request.session.items for m in item.iter_markers("servers")]
-    # Those of SmolLM2 last: its file may have to be unpacked first.
     names = {name for marker in markers for name in marker.args}
     running = Fleet(places)
     try:
         if names:
-            parts = ("target", "drafter", "places", "writer", "version")
+            parts = ("places", "writer", "version")
             catalogue = Catalogue(*map(request.getfixturevalue, parts))
-            for name in sorted(names, key=lambda name: (name.startswith("smollm2"), name)):
+            for name in sorted(names):
                 running.start(name, catalogue.launch(name))
         yield running
     finally:

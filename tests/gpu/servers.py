@@ -1,5 +1,9 @@
-"""The servers of the GPU tests, by name."""
+"""The servers of the GPU tests, by name: SmolLM2 and the bundled drafter in bfloat16.
 
+SGLang's kernels for a GPU take no float32.
+"""
+
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +15,7 @@ from adaspec.versions import VersionWriter
 from tests.gpu.watched_server import STEPS_VARIABLE
 from tests.server.online_loop import recording_spec, write_server_config
 
+DTYPE = "bfloat16"
 BACKENDS = (
     *("--attention-backend", "triton", "--sampling-backend", "pytorch"),
     *("--cuda-graph-backend-prefill", "disabled"),
@@ -24,6 +29,7 @@ SMALL = (
     *("--chunked-prefill-size", "64"),
 )
 EAGER = ("--cuda-graph-backend-decode", "disabled")
+GOODPUT = '[verify]\npolicy = "goodput"\n[verify.goodput]\nprobe_seconds = 3.0\n'
 UNWATCHED = "[watch]\nwindow_tokens = 0\n"  # a version stays, whatever it commits
 WATCHED, RECORDING = "tests.gpu.watched_server", "tests.server.recording_server"
 
@@ -45,29 +51,28 @@ class Catalogue:
     """What servers there are.
 
     Args:
-        target, drafter: the tiny pair.
         places: a server's files lie in a directory of its name here.
-        writer: store of ``drafter``'s versions, followed by the server ``swapped``.
+        writer: store of the drafter's versions, followed by the server ``swapped``.
         version: in that store, not live yet.
     """
 
-    def __init__(
-        self, target: Path, drafter: Path, places: Path, writer: VersionWriter, version: int
-    ) -> None:
-        self._target = target
-        self._drafter = drafter
+    def __init__(self, places: Path, writer: VersionWriter, version: int) -> None:
         self._places = places
         self._cold = writer.path(version)
         self._launches: dict[str, Callable[[str], Launch]] = {
-            "plain": lambda _: Launch(self._tiny(speculative=False)),
-            "verify-6": lambda name: self._verifying(name, 6),
-            "verify-3": lambda name: self._verifying(name, 3),
-            "verify-1": lambda name: self._verifying(name, 1),
+            "plain": lambda _: Launch(_smollm2(*SMALL, drafter=None)),
+            "verify-16": lambda name: self._verifying(name, "[verify]\nlength = 16\n"),
+            "verify-5": lambda name: self._verifying(name, "[verify]\nlength = 5\n"),
+            "verify-1": lambda name: self._verifying(name, "[verify]\nlength = 1\n"),
+            "goodput": lambda name: self._verifying(name, GOODPUT),
             "watched-graphs": lambda name: self._watched(name),
             "watched-eager": lambda name: self._watched(name, *EAGER),
-            "swapped": lambda name: self._recording(name, self._drafter),
+            "watched-goodput": lambda name: self._watched(name, more=GOODPUT),
+            "swapped": lambda name: self._recording(name, BUNDLED_DRAFTER),
             "cold": lambda name: self._recording(name, self._cold),
-            "smollm2": lambda _: Launch(_smollm2("--max-total-tokens", "65536", *SHARED)),
+            "smollm2": lambda _: Launch(
+                _smollm2("--max-total-tokens", "65536", *SHARED, drafter=None)
+            ),
             "smollm2-online": self._full_card,
         }
 
@@ -75,49 +80,41 @@ class Catalogue:
         """The named server, its files written."""
         return self._launches[name](name)
 
-    def _tiny(self, *extra: str, speculative: bool = True, **changes: object) -> ServerSpec:
-        return ServerSpec(
-            target=str(self._target),
-            port=free_port(),
-            drafter=str(self._drafter) if speculative else None,
-            dtype="float32",
-            extra=(*BACKENDS, *SMALL, *extra),
-            **changes,  # type: ignore[arg-type]
-        )
-
     def _place(self, name: str) -> Path:
         directory = self._places / name
         directory.mkdir(exist_ok=True)
         return directory
 
-    def _verifying(self, name: str, length: int) -> Launch:
+    def _verifying(self, name: str, verify: str) -> Launch:
         config = self._place(name) / "adaspec.toml"
-        config.write_text(f"[verify]\nlength = {length}\n")
-        return Launch(self._tiny(config=config))
+        config.write_text(verify)
+        return Launch(_smollm2(*SMALL, config=config))
 
-    def _watched(self, name: str, *extra: str) -> Launch:
+    def _watched(self, name: str, *extra: str, more: str = "") -> Launch:
         directory = self._place(name)
         steps = {STEPS_VARIABLE: str(directory / "steps.jsonl")}
-        config = write_server_config(directory, refresh_share=0.0, more=UNWATCHED)
-        return Launch(self._tiny(*extra, config=config, environment=steps), WATCHED)
+        config = write_server_config(directory, refresh_share=0.0, more=UNWATCHED + more)
+        return Launch(_smollm2(*SMALL, *extra, config=config, environment=steps), WATCHED)
 
     def _recording(self, name: str, drafter: Path) -> Launch:
         directory = self._place(name)
         config = write_server_config(directory, refresh_share=0.0, more=UNWATCHED)
-        spec = recording_spec(self._target, drafter, directory, config, *BACKENDS, *SMALL)
-        return Launch(spec, RECORDING)
+        target = ensure_smollm2(progress=print)
+        spec = recording_spec(target, drafter, directory, config, *BACKENDS, *SMALL)
+        return Launch(dataclasses.replace(spec, dtype=DTYPE), RECORDING)
 
     def _full_card(self, name: str) -> Launch:
         config = write_server_config(self._place(name), refresh_share=0.1)
-        spec = _smollm2("--enable-metrics", drafter=str(BUNDLED_DRAFTER), config=config)
+        spec = _smollm2("--enable-metrics", config=config)
         return Launch(spec, alone=True)
 
 
-def _smollm2(*extra: str, **changes: object) -> ServerSpec:
+def _smollm2(*extra: str, drafter: Path | None = BUNDLED_DRAFTER, **changes: object) -> ServerSpec:
     return ServerSpec(
         target=str(ensure_smollm2(progress=print)),
         port=free_port(),
-        dtype="bfloat16",
+        drafter=None if drafter is None else str(drafter),
+        dtype=DTYPE,
         extra=(*BACKENDS, *extra),
         **changes,  # type: ignore[arg-type]
     )

@@ -50,7 +50,7 @@ def test_greedy_acceptance_and_the_verdict_made_of_it(ragged: bool) -> None:
     there = make_verdict(
         tokens.cuda(), accept_greedy(tokens[:, 1:].cuda(), argmax.cuda(), device_rows)
     )
-    assert here.commit_lens.unique().numel() > 3
+    assert here.commit_lens.unique().numel() > 2
     for name in ("committed", "commit_lens", "bonus"):
         assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
 

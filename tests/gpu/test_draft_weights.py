@@ -13,13 +13,25 @@ from adaspec.load.launch import free_port
 from sglang_patches.online.weights import DraftWeights, same_bits
 from tests.gpu.servers import BACKENDS
 from tests.gpu.watched_server import noted_waits
-from tests.server.tiny_models import HIDDEN
+from tests.server.fitted_drafter import write_fitted_drafter
+from tests.server.tiny_models import HIDDEN, write_target
 from tests.sglang_patches.online.conftest import changed
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 ROWS = 7
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("tiny") / "target")
+
+
+@pytest.fixture(scope="module")
+def drafter(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny") / "drafter"
+    return write_fitted_drafter(directory, target, [[5, 40, 90, 17]], steps=1)
 
 
 @pytest.fixture(scope="module")
