@@ -3,11 +3,15 @@
 Slicing batches by request is a few hundred small operations a step. On a thread of the server they
 compete with the scheduler for Python's global lock and doubled its step time; here they cost it
 nothing. What is left to the server is one thread that waits for a copy and sends a message.
+
+Where the host is what a step waits for, the Python of that thread still adds to the step, so it
+does as little as it can: no library's queue, and looking after the process only now and then.
 """
 
 import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,22 +19,20 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 
 import msgspec
-import zmq
 
 from adaspec.feedback.captures import Capture, EndCapture, PrefillCapture, StepCapture
 from adaspec.feedback.record import RollbackCause, TeacherRows
+from adaspec.feedback.relay_pipe import send_frames
 from adaspec.feedback.relay_wire import Lost, Message, Rollback, encode, tensors_of
 from adaspec.feedback.sampling import in_share
 from adaspec.feedback.sender import SenderStats
 
 logger = logging.getLogger(__name__)
 
-MESSAGES_UNDERWAY = 8  # on either side of the socket
-_POLL_MS = 100
-_IDLE_S = 0.5
+_MIND_S = 0.25  # between looks after the process
+_MOST_STATS_BYTES = 1 << 16
 _RESTART_S = 5.0
 _PENDING_BYTES = 128 << 20  # of page-locked memory that wait for the relay
 _REMEMBERED_REQUESTS = 8192
@@ -42,15 +44,16 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         parent: process id; the relay ends when it does.
-        captures, stats: endpoints of the parent.
+        captures, stats: file descriptors of sockets: a stream of messages (`relay_pipe`) that the
+            relay reads, and datagrams that it writes.
         feedback: endpoint of the learner.
         lineage, teacher_rows, steps_per_record: see `FeedbackCollector`.
         share, bytes_per_second, queue_bytes: see `FeedbackSender`.
     """
 
     parent: int = 0
-    captures: str = ""
-    stats: str = ""
+    captures: int = -1
+    stats: int = -1
     feedback: str
     lineage: str
     share: float = 1.0
@@ -65,15 +68,10 @@ class FeedbackRelay:
 
     Args:
         options: what concerns the parent is filled in here.
-        directory: of the sockets, readable by its owner only.
     """
 
-    def __init__(self, options: RelayOptions, directory: Path) -> None:
-        sockets = {
-            name: f"ipc://{directory / f'relay-{os.getpid()}-{name}.sock'}"
-            for name in ("captures", "stats")
-        }
-        self._options = msgspec.structs.replace(options, parent=os.getpid(), **sockets)
+    def __init__(self, options: RelayOptions) -> None:
+        self._options = msgspec.structs.replace(options, parent=os.getpid())
         self._changed = threading.Condition()
         self._pending: deque[Capture | Rollback] = deque()
         self._pending_bytes = 0
@@ -83,7 +81,9 @@ class FeedbackRelay:
         self._stats = _NOTHING
         self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._started_at = 0.0
+        self._captures: socket.socket | None = None
+        self._stats_from: socket.socket | None = None
+        self._started_at = self._minded_at = 0.0
         self._thread = threading.Thread(target=self._run, name="adaspec-relay", daemon=True)
         self._thread.start()
 
@@ -145,34 +145,24 @@ class FeedbackRelay:
             del self._lost[next(iter(self._lost))]
 
     def _run(self) -> None:
-        context = zmq.Context()
         try:
-            captures, stats = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-            captures.setsockopt(zmq.SNDHWM, MESSAGES_UNDERWAY)
-            captures.bind(self._options.captures)
-            stats.bind(self._options.stats)
             while True:
                 self._mind_process()
-                self._read_stats(stats)
                 message = self._next_message()
                 if message is None:
                     if self._closing:
-                        break
-                    continue
-                while not captures.poll(_POLL_MS, zmq.POLLOUT):
-                    self._mind_process()
-                    if self._closing:
                         return
-                self._send(captures, message)
+                    continue
+                self._send(message)
         finally:
-            context.destroy(linger=200)
+            self._hang_up()
 
-    def _send(self, captures: "zmq.Socket[bytes]", message: Message) -> None:
+    def _send(self, message: Message) -> None:
+        """Wait for a message's copies and send it, to the next process if this one ends."""
         try:
             if isinstance(message, PrefillCapture | StepCapture):
                 message.wait()
-            # Frames above pyzmq's threshold of 64 KiB are sent from the tensors' own memory.
-            captures.send_multipart(encode(message), copy=False)
+            frames = encode(message)
         except Exception:
             # Feedback is optional; whatever is wrong with a capture must not end the stream.
             logger.exception("a feedback capture could not be sent and was dropped")
@@ -180,11 +170,30 @@ class FeedbackRelay:
                 self._dropped["relay-error"] += 1
                 if isinstance(message, PrefillCapture | StepCapture):
                     self._lose(message.requests)
+            return
+        while not self._closing or self._captures is not None:
+            if self._captures is None:
+                time.sleep(_MIND_S)
+                self._mind_process()
+                continue
+            try:
+                send_frames(self._captures, frames)
+            except OSError:
+                self._hang_up()
+            else:
+                return
+
+    def _hang_up(self) -> None:
+        for end in (self._captures, self._stats_from):
+            if end is not None:
+                end.close()
+        self._captures = self._stats_from = None
+        self._minded_at = 0.0
 
     def _next_message(self) -> Message | None:
         with self._changed:
             if not self._pending and not self._untold and not self._closing:
-                self._changed.wait(_IDLE_S)
+                self._changed.wait(_MIND_S)
             if self._untold:
                 lost, self._untold = Lost(self._untold), []
                 return lost
@@ -196,32 +205,47 @@ class FeedbackRelay:
             return message
 
     def _mind_process(self) -> None:
-        """Start the relay, and start it again if it has ended."""
+        """Start the relay, start it again if it has ended, and hear what it has counted."""
+        now = time.monotonic()
+        if now - self._minded_at < _MIND_S:
+            return
+        self._minded_at = now
+        self._read_stats()
         process = self._process
         if process is not None and process.poll() is None:
             return
         if process is not None:
-            if time.monotonic() - self._started_at < _RESTART_S:
+            self._hang_up()
+            if now - self._started_at < _RESTART_S:
                 return
             logger.warning(
                 "the feedback relay ended with code %s and is started again; requests in flight "
                 "are lost to the learner",
                 process.returncode,
             )
-        self._started_at = time.monotonic()
-        options = msgspec.json.encode(self._options).decode()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "adaspec.feedback.relay_process", options],
-            # It needs no GPU, and one thread.
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-        )
+        self._started_at = now
+        self._captures, captures = socket.socketpair()
+        self._stats_from, stats = socket.socketpair(type=socket.SOCK_DGRAM)
+        self._stats_from.setblocking(False)
+        ends = {"captures": captures.fileno(), "stats": stats.fileno()}
+        options = msgspec.structs.replace(self._options, **ends)
+        with captures, stats:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "adaspec.feedback.relay_process"),
+                    msgspec.json.encode(options).decode(),
+                ],
+                # It needs no GPU, and one thread.
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                pass_fds=ends.values(),
+            )
 
-    def _read_stats(self, socket: "zmq.Socket[bytes]") -> None:
+    def _read_stats(self) -> None:
         newest = None
-        with contextlib.suppress(zmq.Again):
-            while True:
-                newest = socket.recv(zmq.NOBLOCK)
+        with contextlib.suppress(OSError):  # nothing there, or nobody
+            while self._stats_from is not None:
+                newest = self._stats_from.recv(_MOST_STATS_BYTES)
         if newest is not None:
             with self._changed:
                 self._stats = msgspec.msgpack.decode(newest, type=SenderStats)

@@ -5,19 +5,22 @@
 It is started by `FeedbackRelay` and is killed with it.
 """
 
+import contextlib
 import ctypes
 import logging
 import os
+import select
 import signal
+import socket
 import sys
 import time
 
 import msgspec
 import torch
-import zmq
 
 from adaspec.feedback.collector import FeedbackCollector
-from adaspec.feedback.relay import MESSAGES_UNDERWAY, RelayOptions
+from adaspec.feedback.relay import RelayOptions
+from adaspec.feedback.relay_pipe import receive_frames
 from adaspec.feedback.relay_wire import Lost, Rollback, decode
 from adaspec.feedback.sender import FeedbackSender
 
@@ -29,13 +32,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def relay(options: RelayOptions) -> None:
-    """Relay until killed."""
-    context = zmq.Context()
-    captures, stats = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    captures.setsockopt(zmq.RCVHWM, MESSAGES_UNDERWAY)
-    captures.connect(options.captures)
-    stats.setsockopt(zmq.SNDHWM, 2)
-    stats.connect(options.stats)
+    """Relay until the parent is gone."""
+    captures = socket.socket(fileno=options.captures)
+    stats = socket.socket(fileno=options.stats)
+    stats.setblocking(False)
     sender = FeedbackSender(
         options.feedback,
         share=options.share,
@@ -50,15 +50,19 @@ def relay(options: RelayOptions) -> None:
     )
     told_at = 0.0
     while True:
-        if captures.poll(round(_STATS_S * 1000)):
-            frames = [frame.buffer for frame in captures.recv_multipart(copy=False)]
+        if select.select([captures], [], [], _STATS_S)[0]:
+            try:
+                frames = receive_frames(captures)
+            except (EOFError, ConnectionError):
+                return
             try:
                 _handle(collector, frames)
             except Exception:
                 logger.exception("a feedback capture could not be read and was dropped")
-        if time.monotonic() - told_at >= _STATS_S and stats.poll(0, zmq.POLLOUT):
+        if time.monotonic() - told_at >= _STATS_S:
             told_at = time.monotonic()
-            stats.send(msgspec.msgpack.encode(sender.stats()))
+            with contextlib.suppress(OSError):  # the parent has older ones to read yet
+                stats.send(msgspec.msgpack.encode(sender.stats()))
 
 
 def _handle(collector: FeedbackCollector, frames: list[memoryview]) -> None:

@@ -308,7 +308,7 @@ def _start_relay(config: AdaSpecConfig, channel: Channel, lineage: str) -> Feedb
         teacher_rows=tap.teacher_rows,
         steps_per_record=tap.steps_per_record,
     )
-    return FeedbackRelay(options, Path(str(config.channel.directory)).expanduser())
+    return FeedbackRelay(options)
 
 
 def _start_tap(config: TapConfig, relay: FeedbackRelay, worker: "AdaSpecWorker") -> FeedbackTap:

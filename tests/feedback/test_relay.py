@@ -102,7 +102,7 @@ class Line:
     def __init__(self, directory: Path) -> None:
         endpoint = open_channel(directory).feedback
         self.receiver = FeedbackReceiver(endpoint, LINEAGE)
-        self.relay = FeedbackRelay(RelayOptions(feedback=endpoint, lineage=LINEAGE), directory)
+        self.relay = FeedbackRelay(RelayOptions(feedback=endpoint, lineage=LINEAGE))
 
     def submit(self, *captures: Capture) -> None:
         for capture in captures:
@@ -276,7 +276,7 @@ def test_the_relay_dies_with_its_parent(tmp_path: Path) -> None:
         "import sys, time\nfrom pathlib import Path\n"
         "from adaspec.feedback import FeedbackRelay, RelayOptions, open_channel\n"
         "directory = Path(sys.argv[1])\nendpoint = open_channel(directory).feedback\n"
-        f"relay = FeedbackRelay(RelayOptions(feedback=endpoint, lineage={LINEAGE!r}), directory)\n"
+        f"relay = FeedbackRelay(RelayOptions(feedback=endpoint, lineage={LINEAGE!r}))\n"
         "while relay.pid is None: time.sleep(0.01)\nprint(relay.pid, flush=True)\ntime.sleep(60)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "channel")]
