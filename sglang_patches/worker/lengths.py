@@ -44,7 +44,8 @@ class PlannedStep:
     plan: StepPlan
     tokens: int = 0
     is_typical: bool = True
-    # Host tensors, valid once `wait` has returned; absent if nothing was drafted.
+    # Host tensors, valid once `wait` has returned. Absent if nothing was drafted; there are no
+    # lengths if the whole block was verified.
     lengths: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
     length_ratio: torch.Tensor | None = None
@@ -56,11 +57,11 @@ class PlannedStep:
     def host_lengths(self) -> list[int]:
         """Verify length of each request."""
         batch = self.plan.load.batch
-        if self.lengths is None:
-            return [self.tokens // batch] * batch
         if self.wait is not None:
             self.wait()
             self.wait = None
+        if self.lengths is None:
+            return [self.tokens // batch] * batch
         return list(self.lengths.tolist())
 
     def outcome(self) -> StepOutcome:
@@ -129,12 +130,15 @@ class VerifyLengths:
         """Share out the tokens of a step that drafted."""
         allocation = self.policy.allocate(step.plan, signals)
         step.tokens = allocation.tokens
+        whole = allocation.tokens == step.plan.load.batch * self.shapes.block_size
         present = {
-            "lengths": allocation.lengths,
+            "lengths": None if whole else allocation.lengths,
             "log_probs": signals.log_probs,
             "length_ratio": signals.length_ratio,
         }
         present = {name: tensor for name, tensor in present.items() if tensor is not None}
+        if not present:
+            return allocation
         copies, step.wait = self._copier.start(list(present.values()))
         for name, copy in zip(present, copies, strict=True):
             setattr(step, name, copy)

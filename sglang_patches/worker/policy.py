@@ -10,6 +10,7 @@ from adaspec.drafters.checkpoint import read_drafter_config, read_tensors
 from adaspec.drafters.heads import LengthHead
 from adaspec.errors import AdaSpecError
 from adaspec.verify import VerifyShapes
+from sglang_patches.worker.graphs import RaggedGraphs
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -55,12 +56,19 @@ def check_policy(
         )
 
 
+def ragged_graphs(worker: "AdaSpecWorker") -> RaggedGraphs:
+    """The graphs of ragged passes that SGLang has captured for the target, if any."""
+    runner = worker.model_runner.decode_cuda_graph_runner
+    tiers = getattr(runner, "capture_num_tokens", None)
+    if not tiers:
+        return RaggedGraphs(worker.block_size)
+    return RaggedGraphs(worker.block_size, tuple(tiers), runner.max_bs)
+
+
 def verify_shapes(worker: "AdaSpecWorker") -> VerifyShapes:
     """The verify steps that this server can run."""
     on_cpu = torch.device(worker.device).type == "cpu"
     ragged = on_cpu or worker.is_ragged
-    # Rows of the captured ragged passes; None without them.
-    tiers = getattr(worker.model_runner.decode_cuda_graph_runner, "capture_num_tokens", None)
     return VerifyShapes(
         block_size=worker.block_size,
         max_batch=worker.model_runner.max_running_requests,
@@ -68,8 +76,8 @@ def verify_shapes(worker: "AdaSpecWorker") -> VerifyShapes:
         on_host=on_cpu,
         # Graphs of uniform steps are captured for one length.
         widths=() if ragged else (worker.config.verify.width(worker.block_size),),
-        token_tiers=tuple(tiers or ()),
-        batch_tiers=tuple(tiers or ()),
+        token_tiers=worker.graphs.tiers,
+        batch_tiers=worker.graphs.tiers,
         # On a GPU the draft graph reads every draft.
         draft_cost=_head_share(worker.model_runner.model) if on_cpu else 0.0,
     )

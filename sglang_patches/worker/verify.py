@@ -45,30 +45,23 @@ def pack_chains(
 ) -> PackedChains:
     """Lay out the chains in ``tokens`` (``[batch, width]``) for a pass of the target."""
     columns = slice(0, rows.width)
-    positions = window.positions[:, columns]
     if rows.lengths is None and not worker.is_ragged:
-        return PackedChains(rows.pack(tokens), rows.pack(positions), columns, None)
-    size = worker.graph_rows(rows)
-
-    def padded(values: torch.Tensor, fill: int = 0) -> torch.Tensor:
-        padding = size - rows.total
-        return torch.nn.functional.pad(values, (0, padding), value=fill) if padding else values
-
-    start = rows.start.to(torch.int32)
-    lengths = rows.lengths
-    if lengths is None:
-        lengths = torch.full_like(start, rows.width)
+        positions = rows.pack(window.positions[:, columns])
+        return PackedChains(rows.pack(tokens), positions, columns, None)
+    block = window.slots.shape[1]
+    cells, layout = worker.graphs.lay_out(rows, block)
+    taken = cells.clamp(min=0)
+    chains = tokens if tokens.shape[1] == block else _widen(tokens, block)
     return PackedChains(
-        padded(rows.pack(tokens)),
-        padded(rows.pack(positions)),
-        padded(rows.chain * window.slots.shape[1] + rows.column, -1),
-        RaggedVerifyLayout(
-            verify_lens=lengths.to(torch.int32),
-            graph_num_tokens=size,
-            extend_start_loc=start,
-            qo_indptr_device=torch.nn.functional.pad(start, (0, 1), value=rows.total),
-        ),
+        chains.reshape(-1).index_select(0, taken),
+        window.positions.reshape(-1).index_select(0, taken),
+        cells,
+        layout,
     )
+
+
+def _widen(tokens: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]))
 
 
 def target_forward(

@@ -37,7 +37,12 @@ from sglang_patches.worker.draft import BlockWindow, open_window, propose
 from sglang_patches.worker.draft_sampler import ConfidentDraftSampler
 from sglang_patches.worker.history import OutputHistory
 from sglang_patches.worker.lengths import PlannedStep, VerifyLengths, chain_rows
-from sglang_patches.worker.policy import check_policy, load_length_head, verify_shapes
+from sglang_patches.worker.policy import (
+    check_policy,
+    load_length_head,
+    ragged_graphs,
+    verify_shapes,
+)
 from sglang_patches.worker.probe import probe
 from sglang_patches.worker.report import report
 from sglang_patches.worker.verify import constrain_logits, target_forward
@@ -110,6 +115,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         Raises:
             AdaSpecError: if the policy's settings do not fit.
         """
+        self.graphs = ragged_graphs(self)
         shapes, device = verify_shapes(self), torch.device(self.device)
         policy = self.make_policy(self.config.verify, shapes, device)
         self.lengths = VerifyLengths(policy, shapes, device)
@@ -129,13 +135,6 @@ class AdaSpecWorker(DFlashWorkerV2):
     def is_ragged(self) -> bool:
         """Whether all passes go through graphs of chains that may differ in length."""
         return self.uses_triton and self.config.verify.policy != "fixed"
-
-    def graph_rows(self, rows: ChainRows) -> int:
-        """Rows of the smallest graph that holds a pass, or of the pass if none does."""
-        tiers = self.lengths.shapes.token_tiers
-        if not tiers or rows.batch > self.model_runner.decode_cuda_graph_runner.max_bs:
-            return rows.total
-        return next((tier for tier in tiers if tier >= rows.total), rows.total)
 
     @property
     def noise_embed_scale(self) -> float:

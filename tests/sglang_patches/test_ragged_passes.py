@@ -15,12 +15,11 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2, _DflashDraft
 
 from adaspec.chains import ChainRows
 from adaspec.errors import AdaSpecError
-from adaspec.verify import VerifyShapes
 from sglang_patches.worker import ragged_triton
 from sglang_patches.worker.draft import BlockWindow
 from sglang_patches.worker.draft_sampler import ConfidentDraftSampler
+from sglang_patches.worker.graphs import RaggedGraphs
 from sglang_patches.worker.verify import pack_chains
-from sglang_patches.worker.worker import AdaSpecWorker
 
 BLOCK = 4
 
@@ -30,25 +29,35 @@ def window(batch: int) -> BlockWindow:
     return BlockWindow(cells, 100 + cells, 200 + cells, None, torch.zeros(batch))  # type: ignore[arg-type]
 
 
-def worker(rows: int, ragged: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(is_ragged=ragged, graph_rows=lambda _: rows)
+def worker(*tiers: int, ragged: bool = True, requests: int = 4) -> SimpleNamespace:
+    return SimpleNamespace(is_ragged=ragged, graphs=RaggedGraphs(BLOCK, tiers, requests))
 
 
 def test_chains_are_padded_to_the_rows_of_a_graph() -> None:
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
     rows = ChainRows.ragged(torch.tensor([3, 1]), 4, BLOCK)
     packed = pack_chains(worker(6), window(2), tokens, rows)
-    assert packed.tokens.tolist() == [1, 2, 3, 5, 0, 0]
-    assert packed.positions.tolist() == [100, 101, 102, 104, 0, 0]
+    assert packed.tokens.tolist() == [1, 2, 3, 5, 1, 1]
+    assert packed.positions.tolist() == [100, 101, 102, 104, 100, 100]
     assert packed.cells.tolist() == [0, 1, 2, 4, -1, -1]
     layout = packed.layout
     assert layout is not None
     assert layout.graph_num_tokens == 6
-    assert layout.verify_lens.tolist() == [3, 1]
-    assert layout.qo_indptr_device.tolist() == [0, 3, 4]
+    # For the slots of the graph, so that SGLang need not pad it again before each replay.
+    assert (layout.bs, layout.cap) == (4, BLOCK)
+    assert layout.verify_lens.tolist() == [3, 1, 1, 1]
+    assert layout.qo_indptr_device.tolist() == [0, 3, 4, 5, 6]
     assert layout.qo_indptr_device.dtype == torch.int32
-    slotted = layout.padded_to_bucket(padded_bs=4, cap=BLOCK)
-    assert slotted.qo_indptr_device.tolist() == [0, 3, 4, 5, 6]
+
+
+def test_a_pass_without_a_graph_is_not_padded() -> None:
+    tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    rows = ChainRows.ragged(torch.tensor([3, 1]), 4, BLOCK)
+    packed = pack_chains(worker(6, requests=1), window(2), tokens, rows)
+    assert packed.tokens.tolist() == [1, 2, 3, 5]
+    assert packed.layout is not None
+    assert packed.layout.verify_lens.tolist() == [3, 1]
+    assert packed.layout.qo_indptr_device.tolist() == [0, 3, 4]
 
 
 def test_padding_is_written_to_the_sink() -> None:
@@ -71,9 +80,20 @@ def test_a_uniform_step_has_a_layout_only_where_graphs_are_ragged() -> None:
     assert stock.layout is None
     assert stock.cells == slice(0, 1)
     packed = pack_chains(worker(4), window(2), tokens, rows)
+    assert packed.tokens.tolist() == [1, 5, 1, 1]
+    assert packed.positions.tolist() == [100, 104, 100, 100]
     assert packed.layout is not None
-    assert packed.layout.verify_lens.tolist() == [1, 1]
+    assert packed.layout.verify_lens.tolist() == [1, 1, 1, 1]
     assert packed.cells.tolist() == [0, 4, -1, -1]
+
+
+def test_uniform_layouts_are_made_once() -> None:
+    graphs = RaggedGraphs(BLOCK, (4, 8), 4)
+    for _ in range(2):
+        again = [
+            graphs.lay_out(ChainRows.uniform(2, 1, torch.device("cpu")), BLOCK) for _ in range(2)
+        ]
+        assert again[0] is again[1]
 
 
 @pytest.mark.parametrize(
@@ -82,13 +102,7 @@ def test_a_uniform_step_has_a_layout_only_where_graphs_are_ragged() -> None:
 def test_a_pass_takes_the_smallest_graph_that_holds_it(
     batch: int, total: int, expected: int
 ) -> None:
-    shapes = VerifyShapes(BLOCK, max_batch=8, ragged=True, token_tiers=(4, 8, 16))
-    self = SimpleNamespace(
-        model_runner=SimpleNamespace(decode_cuda_graph_runner=SimpleNamespace(max_bs=4)),
-        lengths=SimpleNamespace(shapes=shapes),
-    )
-    rows = ChainRows(batch, BLOCK, total, torch.device("cpu"))
-    assert AdaSpecWorker.graph_rows(self, rows) == expected  # type: ignore[arg-type]
+    assert RaggedGraphs(BLOCK, (4, 8, 16), 4).rows(batch, total) == expected
 
 
 def test_log_probabilities_are_those_of_the_drafted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
