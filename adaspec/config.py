@@ -56,10 +56,13 @@ class GoodputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         exploration: share of time that steps may lose which are taken to learn from.
+        planning: share of time that the policy itself may take; beyond it, it learns from fewer
+            steps, one in 16 at least, and keeps a plan until then.
         probe_seconds: time that may be spent at the start to measure steps; 0 measures none.
     """
 
     exploration: Annotated[float, msgspec.Meta(ge=0.0, le=0.1)] = 0.005
+    planning: PositiveShare = 0.01
     probe_seconds: NotNegativeFloat = 10.0
 
 

@@ -1,5 +1,7 @@
 """The policy that maximises committed tokens per second from what it learns while serving."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +16,7 @@ from adaspec.verify.planner import GoodputPlanner
 from adaspec.verify.step import (
     Allocation,
     DraftSignals,
+    Floats,
     Ints,
     StepLoad,
     StepOutcome,
@@ -21,6 +24,7 @@ from adaspec.verify.step import (
     VerifyShapes,
 )
 from adaspec.verify.survival import GREEDY, SAMPLED, DeviceSurvival, SurvivalModel
+from adaspec.verify.thrift import Thrift
 from adaspec.verify.traffic import Traffic
 
 # Fits of the acceptance before plain decoding may win. They take 40 steps: the first requests get
@@ -64,6 +68,7 @@ class GoodputPolicy:
         shapes: VerifyShapes,
         device: torch.device,
         has_confidence: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         drafts = shapes.block_size - 1
         self.reads_log_probs = has_confidence
@@ -77,9 +82,22 @@ class GoodputPolicy:
         self._traffic = Traffic(drafts, shapes.max_batch, **depth)
         self._forecast = Forecast(self._traffic, shapes.ragged)
         self._planner = GoodputPlanner(shapes, self.cost, config.exploration)
+        self._thrift = Thrift(config.planning, clock)
+        # These hold while nothing is learned.
+        self._kept: StepPlan | None = None
+        self._history: tuple[tuple[str, ...], Floats] | None = None
 
     def plan(self, load: StepLoad) -> StepPlan:
-        """See `VerifyPolicy`."""
+        """See `VerifyPolicy`. A plan holds until something has been learned."""
+        kept = self._kept
+        if kept is not None and kept.load.requests == load.requests:
+            return replace(kept, load=load)
+        with self._thrift.spending():
+            plan = self._plan(load)
+        self._kept = plan if plan.reason == "goodput" else None
+        return plan
+
+    def _plan(self, load: StepLoad) -> StepPlan:
         planner, slots = self._planner, self._traffic.admit(load.requests)
         verified = planner.drafts_verified(load.batch)
         accepted = self._forecast.accepted(slots, verified, planner.drafting)
@@ -92,7 +110,7 @@ class GoodputPolicy:
         whole = tokens == batch * self._shapes.block_size
         if (whole or not self._shapes.ragged) and not self._shapes.on_host:
             return Allocation(uniform_lengths(batch, plan.width, self._device), tokens)
-        history = self._traffic.history(self._traffic.find(plan.load.requests))
+        history = self._history_of(plan.load.requests)
         survival = self._device_survival(signals.log_probs, history, plan.load.sampled)
         if self._shapes.on_host:
             tokens = self._planner.refine(plan, survival.numpy())
@@ -101,7 +119,18 @@ class GoodputPolicy:
         return Allocation(allocate(survival, tokens), tokens)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """See `VerifyPolicy`."""
+        """See `VerifyPolicy`. Of steps that teach nothing in particular, as many as time allows."""
+        if outcome.seconds is not None:
+            self._thrift.earn(outcome.seconds)
+        ordinary = outcome.plan.reason == "goodput" and self.survival.fits >= _FIRST_FITS
+        if ordinary and not self._thrift.is_due:
+            return
+        self._thrift.done()
+        self._kept = self._history = None
+        with self._thrift.spending():
+            self._learn(outcome)
+
+    def _learn(self, outcome: StepOutcome) -> None:
         load, drafted = outcome.plan.load, outcome.plan.drafted
         if outcome.seconds is not None:
             self.cost.observe(self._sample(outcome, outcome.seconds))
@@ -117,6 +146,7 @@ class GoodputPolicy:
 
     def drafter_changed(self) -> None:
         """See `VerifyPolicy`: what is known of acceptance counts for less, and is tested soon."""
+        self._kept = self._history = None
         self.survival.drafter_changed()
         self._planner.drafter_changed()
 
@@ -144,6 +174,11 @@ class GoodputPolicy:
             near = {int(totals[np.abs(totals - w).argmin()]) for w in wanted} | {int(totals[-1])}
             steps += [(batch, tokens, True) for tokens in sorted(near)]
         return steps
+
+    def _history_of(self, requests: tuple[str, ...]) -> Floats:
+        if self._history is None or self._history[0] != requests:
+            self._history = (requests, self._traffic.history(self._traffic.find(requests)))
+        return self._history[1]
 
     def _drafts_to_read(self, plan: StepPlan, slots: Ints) -> int:
         """How many drafts of each block are read; in an exploratory step some more than pay."""

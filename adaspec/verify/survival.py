@@ -247,6 +247,10 @@ class DeviceSurvival:
         self._device = device
         self._fits = -1
         self._weights = torch.empty(0)
+        # What a step has in common with the one before, as long as nothing is learned.
+        self._history: Floats | None = None
+        self._sampled: Flags | None = None
+        self._base = self._confidence = torch.empty(0)  # [batch or 1, drafts]
 
     def __call__(self, log_probs: Tensor | None, history: Floats, sampled: Flags) -> Tensor:
         """Survival float32 ``[batch, read]`` of drafts with these log-probabilities.
@@ -254,8 +258,20 @@ class DeviceSurvival:
         Args:
             log_probs: float ``[batch, read]``, the first drafts; None to use position and history
                 only, for all of them.
-            history: ``[batch]`` on the host; sampled: ``[batch]`` on the host.
+            history: ``[batch]`` on the host; sampled: ``[batch]`` on the host. Nobody writes to
+                either: the same arrays again save time.
         """
+        fits = self._model.fits
+        if fits != self._fits or history is not self._history or sampled is not self._sampled:
+            self._prepare(history, sampled)
+        base, confidence = self._base, self._confidence
+        if log_probs is not None:
+            read = log_probs.shape[1]
+            x = log_probs.float().exp().logit(float(_LEAST_PROBABILITY)).nan_to_num(-_LOGIT_RANGE)
+            base = torch.addcmul(base[:, :read], confidence[:, :read], x)
+        return base.sigmoid().cumprod(-1)
+
+    def _prepare(self, history: Floats, sampled: Flags) -> None:
         if self._fits != self._model.fits:
             self._weights = self._upload(self._model.parameters)
             self._fits = self._model.fits
@@ -263,14 +279,9 @@ class DeviceSurvival:
             weights = self._weights[self._upload(sampled.astype(np.int64))]
         else:
             weights = self._weights[GREEDY][None]  # [1, drafts, feature]
-        if log_probs is not None:
-            weights = weights[:, : log_probs.shape[1]]
-        base, confidence, past = weights.unbind(-1)
-        logit = torch.addcmul(base, past, self._upload(history)[:, None])
-        if log_probs is not None:
-            x = log_probs.float().exp().logit(float(_LEAST_PROBABILITY)).nan_to_num(-_LOGIT_RANGE)
-            logit = torch.addcmul(logit, confidence, x)
-        return logit.sigmoid().cumprod(-1)
+        base, self._confidence, past = weights.unbind(-1)
+        self._base = torch.addcmul(base, past, self._upload(history)[:, None])
+        self._history, self._sampled = history, sampled
 
     def _upload(self, values: NDArray[np.float32] | Ints) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(values))

@@ -45,7 +45,7 @@ class PlannedStep:
     tokens: int = 0
     is_typical: bool = True
     # Host tensors, valid once `wait` has returned. Absent if nothing was drafted; there are no
-    # lengths if the whole block was verified.
+    # lengths if the host knows that all are the same.
     lengths: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
     length_ratio: torch.Tensor | None = None
@@ -130,9 +130,8 @@ class VerifyLengths:
         """Share out the tokens of a step that drafted."""
         allocation = self.policy.allocate(step.plan, signals)
         step.tokens = allocation.tokens
-        whole = allocation.tokens == step.plan.load.batch * self.shapes.block_size
         present = {
-            "lengths": None if whole else allocation.lengths,
+            "lengths": None if is_uniform(allocation, self.shapes) else allocation.lengths,
             "log_probs": signals.log_probs,
             "length_ratio": signals.length_ratio,
         }
@@ -181,11 +180,17 @@ def _is_sampled(req: "Req") -> bool:
     return bool(req.sampling_params.top_k != 1)
 
 
+def is_uniform(allocation: Allocation, shapes: VerifyShapes) -> bool:
+    """Whether the host knows, without reading them, that all lengths are the same."""
+    whole = len(allocation.lengths) * shapes.block_size
+    return not shapes.ragged or allocation.tokens == whole
+
+
 def chain_rows(allocation: Allocation, shapes: VerifyShapes) -> ChainRows:
     """The layout of a step's target pass; uniform wherever the host knows that it is."""
     lengths, device = allocation.lengths, allocation.lengths.device
     batch = len(lengths)
-    if not shapes.ragged or allocation.tokens == batch * shapes.block_size:
+    if is_uniform(allocation, shapes):
         return ChainRows.uniform(batch, allocation.tokens // batch, device)
     if not shapes.on_host:
         return ChainRows.ragged(lengths, allocation.tokens, shapes.block_size)

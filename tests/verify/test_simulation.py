@@ -1,5 +1,8 @@
 """The whole policy against every fixed length, on servers whose truth is known."""
 
+from collections.abc import Callable
+from itertools import count
+
 import numpy as np
 import pytest
 import torch
@@ -44,9 +47,16 @@ def best_fixed(world: World, concurrency: int, shift: float = 0.0) -> float:
     return max(fixed_rate(world, length, concurrency, shift) for length in LENGTHS)
 
 
-def serve(world: World, shapes: VerifyShapes) -> tuple[Server, GoodputPolicy]:
+def serve(
+    world: World, shapes: VerifyShapes, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[Server, GoodputPolicy]:
+    """A server whose planning takes no time of its own, unless the ``clock`` says so."""
     policy = GoodputPolicy(
-        GoodputConfig(), shapes, torch.device("cpu"), has_confidence=world.has_confidence
+        GoodputConfig(),
+        shapes,
+        torch.device("cpu"),
+        has_confidence=world.has_confidence,
+        clock=clock,
     )
     server = Server(world, shapes, policy)
     server.probe()
@@ -170,8 +180,21 @@ def test_all_of_it_is_repeatable() -> None:
     assert len(rates) == 1
 
 
+@pytest.mark.parametrize("concurrency", [1, 32])
+def test_little_is_lost_when_planning_is_dear(concurrency: int) -> None:
+    """One step in 16 is learned from when planning takes far more than its share of time."""
+    seconds = count()
+    server, policy = serve(World(step_time=gpu_time), TIERED, lambda: float(next(seconds)))
+    server.run(concurrency, 400)
+    learned = sum(policy.cost.samples(drafted) for drafted in (False, True))
+    result = server.run(concurrency, 800)
+    assert result.rate >= 0.97 * result.best_fixed_rate
+    more = sum(policy.cost.samples(drafted) for drafted in (False, True)) - learned
+    assert more < 0.2 * 800
+
+
 def test_without_a_probe_it_gets_there_by_itself() -> None:
-    policy = GoodputPolicy(GoodputConfig(), TIERED, torch.device("cpu"))
+    policy = GoodputPolicy(GoodputConfig(), TIERED, torch.device("cpu"), clock=lambda: 0.0)
     server = Server(World(step_time=gpu_time), TIERED, policy)
     server.run(32, 400)
     assert np.isfinite(policy.state().cost.noise)
