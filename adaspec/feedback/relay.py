@@ -4,8 +4,10 @@ Slicing batches by request is a few hundred small operations a step. On a thread
 compete with the scheduler for Python's global lock and doubled its step time; here they cost it
 nothing. What is left to the server is one thread that waits for a copy and sends a message.
 
-Where the host is what a step waits for, the Python of that thread still adds to the step, so it
-does as little as it can: no library's queue, and looking after the process only now and then.
+Where the host is what a step waits for, the Python of that thread still adds to the step, and a
+call of PyTorch more than its time, since each gives the lock away. So it does as little as it can:
+captures are encoded when they are submitted, there is no library's queue, and the process is looked
+after only now and then.
 """
 
 import contextlib
@@ -17,21 +19,23 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 import msgspec
 
-from adaspec.feedback.captures import Capture, EndCapture, PrefillCapture, StepCapture
+from adaspec.feedback.captures import Capture, EndCapture
 from adaspec.feedback.record import RollbackCause, TeacherRows
 from adaspec.feedback.relay_pipe import send_frames
-from adaspec.feedback.relay_wire import Lost, Message, Rollback, encode, tensors_of
+from adaspec.feedback.relay_wire import Lost, Rollback, encode
 from adaspec.feedback.sampling import in_share
 from adaspec.feedback.sender import SenderStats
 
 logger = logging.getLogger(__name__)
 
 _MIND_S = 0.25  # between looks after the process
+_GATHER_S = 0.01  # while captures come, the thread wakes by the clock: waking it costs a step more
 _MOST_STATS_BYTES = 1 << 16
 _RESTART_S = 5.0
 _PENDING_BYTES = 128 << 20  # of page-locked memory that wait for the relay
@@ -63,6 +67,21 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_record: int = 16
 
 
+class _Outgoing(NamedTuple):
+    """An encoded message; ``wait`` returns when its tensors are there.
+
+    ``requests`` lose their place with it; empty for what must not give way.
+    """
+
+    frames: Sequence[bytes | memoryview]
+    requests: Sequence[str] = ()
+    wait: Callable[[], None] | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(len(frame) for frame in self.frames) if self.requests else 0
+
+
 class FeedbackRelay:
     """The server's end: a `CaptureSink` that hands everything to a process of its own.
 
@@ -73,13 +92,14 @@ class FeedbackRelay:
     def __init__(self, options: RelayOptions) -> None:
         self._options = msgspec.structs.replace(options, parent=os.getpid())
         self._changed = threading.Condition()
-        self._pending: deque[Capture | Rollback] = deque()
+        self._pending: deque[_Outgoing] = deque()
         self._pending_bytes = 0
         self._lost: dict[str, None] = {}
         self._untold: list[str] = []  # lost requests that the relay still collects
         self._dropped: Counter[str] = Counter()
         self._stats = _NOTHING
         self._closing = False
+        self._idle = False
         self._process: subprocess.Popen[bytes] | None = None
         self._captures: socket.socket | None = None
         self._stats_from: socket.socket | None = None
@@ -93,20 +113,16 @@ class FeedbackRelay:
 
     def submit(self, capture: Capture) -> None:
         """See `CaptureSink`; the oldest capture gives way when too much waits."""
-        with self._changed:
-            self._pending.append(capture)
-            self._pending_bytes += _size(capture)
-            while self._pending_bytes > _PENDING_BYTES:
-                self._drop_oldest()
-            self._changed.notify()
+        if isinstance(capture, EndCapture):
+            self._append(_Outgoing(encode(capture)))
+        else:
+            self._append(_Outgoing(encode(capture), capture.requests, capture.wait))
 
     def report_rollback(
         self, version: int, restored: int, reason: str, cause: RollbackCause = "acceptance"
     ) -> None:
         """See `CaptureSink`."""
-        with self._changed:
-            self._pending.append(Rollback(version, restored, reason, cause))
-            self._changed.notify()
+        self._append(_Outgoing(encode(Rollback(version, restored, reason, cause))))
 
     def stats(self) -> SenderStats:
         """The relay's totals, about a second old, with what never reached it."""
@@ -129,13 +145,22 @@ class FeedbackRelay:
             self._process.kill()
             self._process.wait()
 
+    def _append(self, message: _Outgoing) -> None:
+        with self._changed:
+            self._pending.append(message)
+            self._pending_bytes += message.size
+            while self._pending_bytes > _PENDING_BYTES:
+                self._drop_oldest()
+            if self._idle:
+                self._changed.notify()
+
     def _drop_oldest(self) -> None:
-        for position, capture in enumerate(self._pending):
-            if isinstance(capture, PrefillCapture | StepCapture):
+        for position, message in enumerate(self._pending):
+            if message.requests:
                 del self._pending[position]
-                self._pending_bytes -= _size(capture)
+                self._pending_bytes -= message.size
                 self._dropped["relay-full"] += 1
-                self._lose(capture.requests)
+                self._lose(message.requests)
                 return
 
     def _lose(self, requests: Iterable[str]) -> None:
@@ -148,28 +173,27 @@ class FeedbackRelay:
         try:
             while True:
                 self._mind_process()
+                if self._is_awaited():
+                    return
                 message = self._next_message()
-                if message is None:
-                    if self._closing:
-                        return
-                    continue
-                self._send(message)
+                while message is not None:
+                    self._send(message)
+                    self._mind_process()
+                    message = self._next_message()
         finally:
             self._hang_up()
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: _Outgoing) -> None:
         """Wait for a message's copies and send it, to the next process if this one ends."""
         try:
-            if isinstance(message, PrefillCapture | StepCapture):
+            if message.wait is not None:
                 message.wait()
-            frames = encode(message)
         except Exception:
-            # Feedback is optional; whatever is wrong with a capture must not end the stream.
+            # Feedback is optional; whatever is wrong with a copy must not end the stream.
             logger.exception("a feedback capture could not be sent and was dropped")
             with self._changed:
                 self._dropped["relay-error"] += 1
-                if isinstance(message, PrefillCapture | StepCapture):
-                    self._lose(message.requests)
+                self._lose(message.requests)
             return
         while not self._closing or self._captures is not None:
             if self._captures is None:
@@ -177,7 +201,7 @@ class FeedbackRelay:
                 self._mind_process()
                 continue
             try:
-                send_frames(self._captures, frames)
+                send_frames(self._captures, message.frames)
             except OSError:
                 self._hang_up()
             else:
@@ -190,18 +214,29 @@ class FeedbackRelay:
         self._captures = self._stats_from = None
         self._minded_at = 0.0
 
-    def _next_message(self) -> Message | None:
+    def _is_awaited(self) -> bool:
+        """Wait for messages to gather; whether there are none, and the end is waited for."""
         with self._changed:
-            if not self._pending and not self._untold and not self._closing:
+            if not self._closing and not self._pending:
+                self._idle = True
                 self._changed.wait(_MIND_S)
+                self._idle = False
+            if not self._pending:
+                return self._closing
+            closing = self._closing
+        if not closing:
+            time.sleep(_GATHER_S)
+        return False
+
+    def _next_message(self) -> _Outgoing | None:
+        with self._changed:
             if self._untold:
                 lost, self._untold = Lost(self._untold), []
-                return lost
+                return _Outgoing(encode(lost))
             if not self._pending:
                 return None
             message = self._pending.popleft()
-            if not isinstance(message, Rollback):
-                self._pending_bytes -= _size(message)
+            self._pending_bytes -= message.size
             return message
 
     def _mind_process(self) -> None:
@@ -249,9 +284,3 @@ class FeedbackRelay:
         if newest is not None:
             with self._changed:
                 self._stats = msgspec.msgpack.decode(newest, type=SenderStats)
-
-
-def _size(capture: Capture) -> int:
-    if isinstance(capture, EndCapture):
-        return 0
-    return sum(tensor.nbytes for tensor in tensors_of(capture))

@@ -28,6 +28,7 @@ _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.float16)
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class Rollback(msgspec.Struct, frozen=True, tag="rollback"):
@@ -122,19 +123,21 @@ def encode(message: Message) -> list[Frame]:
 
 def _lay_out(tensors: Sequence[Tensor]) -> tuple[list[_Place], list[memoryview]]:
     """Where each tensor lies in which frame, and the frames."""
-    pieces = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    total = sum(tensor.nbytes for tensor in tensors)
-    if len(tensors) > 1 and len(pieces) == 1 and tensors[0].untyped_storage().nbytes() == total:
-        starts = [int(tensor.storage_offset()) * tensor.element_size() for tensor in tensors]
-        whole = torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage())
-        places = [_place(t, 0, start) for t, start in zip(tensors, starts, strict=True)]
-        return places, [whole.numpy().data]
+    if len(tensors) > 1:
+        piece = tensors[0].untyped_storage()
+        base, end = piece.data_ptr(), piece.data_ptr() + piece.nbytes()
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        inside = all(base <= pointer < end for pointer in pointers)
+        if inside and sum(tensor.nbytes for tensor in tensors) == piece.nbytes():
+            whole = torch.empty(0, dtype=torch.uint8).set_(piece)
+            places = [_place(t, 0, p - base) for t, p in zip(tensors, pointers, strict=True)]
+            return places, [whole.numpy().data]
     frames = [t.detach().view(-1).view(torch.uint8).numpy().data for t in tensors]
     return [_place(tensor, frame, 0) for frame, tensor in enumerate(tensors)], frames
 
 
 def _place(tensor: Tensor, frame: int, start: int) -> _Place:
-    return _Place(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), frame, start)
+    return _Place(_NAMES[tensor.dtype], list(tensor.shape), frame, start)
 
 
 def decode(frames: Sequence[Frame]) -> Message:
