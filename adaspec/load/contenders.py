@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from adaspec.config import AdaSpecConfig, VerifyConfig, write_config
 from adaspec.errors import AdaSpecError
 from adaspec.load.launch import ServerSpec
 
-_NAMES = "plain, dflash, adaspec (whole block) or adaspec-N (N tokens verified)"
+_NGRAM = "NGRAM"  # drafts from the text itself
+
+_NAMES = (
+    "plain, ngram, dflash, adaspec (whole block), adaspec-N (N tokens verified) or adaspec-goodput"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +20,12 @@ class Contender:
 
     Attributes:
         algorithm: SGLang's ``--speculative-algorithm``; ``None`` is plain decoding.
-        verify_length: tokens the target verifies per request and step; ``None`` is the whole block.
+        verify: AdaSpec's configuration of the verify length; ``None`` is the whole block.
     """
 
     name: str
     algorithm: str | None = None
-    verify_length: int | None = None
+    verify: VerifyConfig | None = None
 
     def server(
         self,
@@ -38,14 +43,17 @@ class Contender:
             directory: where the configuration file that sets the verify length is written.
         """
         config = None
-        if self.verify_length is not None:
+        if self.verify is not None:
             config = directory / f"{self.name}.toml"
-            config.write_text(f"[verify]\nlength = {self.verify_length}\n")
+            write_config(AdaSpecConfig(verify=self.verify), config)
+        drafts = self.algorithm not in (None, _NGRAM)
+        if self.algorithm == _NGRAM:
+            extra = ("--speculative-algorithm", _NGRAM, *extra)
         return ServerSpec(
             target=target,
             port=port,
-            drafter=None if self.algorithm is None else drafter,
-            algorithm=self.algorithm or "",
+            drafter=drafter if drafts else None,
+            algorithm=(self.algorithm or "") if drafts else "",
             dtype=dtype,
             config=config,
             extra=extra,
@@ -58,9 +66,11 @@ def parse_contender(name: str) -> Contender:
     Raises:
         AdaSpecError: if there is none of that name.
     """
-    kind, dash, length = name.partition("-")
-    if name in ("plain", "dflash", "adaspec"):
+    kind, dash, rest = name.partition("-")
+    if name in ("plain", "ngram", "dflash", "adaspec"):
         return Contender(name=name, algorithm=None if name == "plain" else name.upper())
-    if kind == "adaspec" and dash and length.isdecimal() and int(length) > 0:
-        return Contender(name=name, algorithm="ADASPEC", verify_length=int(length))
+    if kind == "adaspec" and dash and rest.isdecimal() and int(rest) > 0:
+        return Contender(name=name, algorithm="ADASPEC", verify=VerifyConfig(length=int(rest)))
+    if name == "adaspec-goodput":
+        return Contender(name=name, algorithm="ADASPEC", verify=VerifyConfig(policy="goodput"))
     raise AdaSpecError(f"{name!r} names no way of serving; use {_NAMES}.")

@@ -144,6 +144,7 @@ def _median(summaries: Sequence[RunSummary], level: int, key: str) -> float:
 def main() -> None:
     """Parse the options, run everything, print the table last."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=Path, help="default: SmolLM2-135M-Instruct")
     parser.add_argument("--drafter", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -166,7 +167,7 @@ def main() -> None:
     parser.add_argument("--start-timeout-s", type=float, default=420.0)
     options = parser.parse_args()
     options.logs.mkdir(parents=True, exist_ok=True)
-    target = ensure_smollm2(progress=print)
+    target = options.target or ensure_smollm2(progress=print)
     prompts = load_prompts(options.prompts)
     contenders = [parse_contender(name) for name in options.servers]
     specs = {c.name: server_spec(c, target, options) for c in contenders}

@@ -35,6 +35,18 @@ def test_verify_length_is_set_in_a_valid_configuration(tmp_path: Path) -> None:
     assert server("adaspec", tmp_path).config is None
 
 
+def test_goodput_is_a_policy(tmp_path: Path) -> None:
+    config = server("adaspec-goodput", tmp_path).config
+    assert config is not None
+    assert load_config(config).verify.policy == "goodput"
+
+
+def test_ngram_needs_no_drafter(tmp_path: Path) -> None:
+    spec = server("ngram", tmp_path)
+    assert spec.drafter is None
+    assert spec.extra == ("--speculative-algorithm", "NGRAM", "--x")
+
+
 @pytest.mark.parametrize("name", ["eagle", "adaspec-", "adaspec-0", "adaspec-x", "dflash-4", ""])
 def test_unknown_names_are_refused(name: str) -> None:
     with pytest.raises(AdaSpecError, match="names no way of serving"):
