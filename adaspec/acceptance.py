@@ -76,6 +76,8 @@ def accept_greedy(drafts: Tensor, target_tokens: Tensor, rows: ChainRows) -> Acc
         rows: their layout, of width ``n + 1``.
     """
     target = rows.expand(target_tokens)  # [batch, n + 1]
+    if drafts.shape[1] == 0:
+        return Acceptance(drafts.new_zeros(len(drafts)), target[:, 0])
     accepted = prefix_length(_within(rows, drafts == target[:, :-1]))
     return Acceptance(accepted, target.gather(1, accepted[:, None]).squeeze(1))
 

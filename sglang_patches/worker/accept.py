@@ -30,6 +30,8 @@ class Verdict:
 def make_verdict(tokens: torch.Tensor, acceptance: Acceptance) -> Verdict:
     """Assemble the committed tokens from the verified ``tokens`` (``[batch, width]``)."""
     accepted, bonus = acceptance
+    if tokens.shape[1] == 1:  # plain decoding
+        return Verdict(bonus[:, None], torch.ones_like(bonus, dtype=torch.int32), bonus)
     committed = torch.cat((tokens[:, 1:], torch.zeros_like(tokens[:, :1])), dim=1)
     committed.scatter_(1, accepted[:, None], bonus[:, None])
     return Verdict(committed, accepted.to(torch.int32) + 1, bonus)
