@@ -113,10 +113,16 @@ class FeedbackRelay:
 
     def submit(self, capture: Capture) -> None:
         """See `CaptureSink`; the oldest capture gives way when too much waits."""
-        if isinstance(capture, EndCapture):
-            self._append(_Outgoing(encode(capture)))
+        requests: Sequence[str] = ()
+        wait = None
+        if not isinstance(capture, EndCapture):
+            requests, wait = capture.requests, capture.wait
+        try:
+            frames = encode(capture)
+        except Exception:
+            self._drop_broken(requests)
         else:
-            self._append(_Outgoing(encode(capture), capture.requests, capture.wait))
+            self._append(_Outgoing(frames, requests, wait))
 
     def report_rollback(
         self, version: int, restored: int, reason: str, cause: RollbackCause = "acceptance"
@@ -163,6 +169,16 @@ class FeedbackRelay:
                 self._lose(message.requests)
                 return
 
+    def _drop_broken(self, requests: Iterable[str]) -> None:
+        """Feedback is optional: whatever is wrong with a capture must end neither step nor stream.
+
+        Call it where the exception is handled.
+        """
+        logger.exception("a feedback capture could not be sent and was dropped")
+        with self._changed:
+            self._dropped["relay-error"] += 1
+            self._lose(requests)
+
     def _lose(self, requests: Iterable[str]) -> None:
         self._untold += requests
         self._lost.update(dict.fromkeys(requests))
@@ -173,7 +189,7 @@ class FeedbackRelay:
         try:
             while True:
                 self._mind_process()
-                if self._is_awaited():
+                if self._has_ended():
                     return
                 message = self._next_message()
                 while message is not None:
@@ -189,11 +205,7 @@ class FeedbackRelay:
             if message.wait is not None:
                 message.wait()
         except Exception:
-            # Feedback is optional; whatever is wrong with a copy must not end the stream.
-            logger.exception("a feedback capture could not be sent and was dropped")
-            with self._changed:
-                self._dropped["relay-error"] += 1
-                self._lose(message.requests)
+            self._drop_broken(message.requests)
             return
         while not self._closing or self._captures is not None:
             if self._captures is None:
@@ -214,8 +226,8 @@ class FeedbackRelay:
         self._captures = self._stats_from = None
         self._minded_at = 0.0
 
-    def _is_awaited(self) -> bool:
-        """Wait for messages to gather; whether there are none, and the end is waited for."""
+    def _has_ended(self) -> bool:
+        """Wait for messages to gather; whether there are none, and there will be none."""
         with self._changed:
             if not self._closing and not self._pending:
                 self._idle = True

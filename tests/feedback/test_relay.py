@@ -217,6 +217,7 @@ def test_a_copy_is_waited_for_and_a_failed_one_is_counted(line: Line) -> None:
         raise RuntimeError("the copy failed")
 
     line.submit(
+        PrefillCapture(["odd"], 0, [[1]], [0], torch.zeros(1, TAPS, dtype=torch.complex64)),
         PrefillCapture(["lost"], 0, [[1]], [0], torch.zeros(1, TAPS), wait=fail),
         PrefillCapture(["a"], 0, [[1, 2]], [0], taps, wait=finish_copy),
         EndCapture("a", 2),
@@ -225,7 +226,8 @@ def test_a_copy_is_waited_for_and_a_failed_one_is_counted(line: Line) -> None:
     first = line.records(ends=1)[0]
     assert isinstance(first, ContextRecord)
     assert bool((first.taps == 7.0).all())
-    assert line.relay.stats().dropped == {"relay-error": 1}
+    assert line.relay.stats().dropped == {"relay-error": 2}
+    assert not line.relay.wants("odd")
     assert not line.relay.wants("lost")
     assert line.relay.wants("a")
 
