@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from adaspec.cli import bench, learn, serve, train
+from adaspec.cli import bench, learn, monitor, serve, train
 from adaspec.errors import AdaSpecError
 
 
@@ -29,6 +29,7 @@ app = _Application(
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("train")(train.train)
+app.command("monitor")(monitor.monitor)
 app.command("learn", context_settings=learn.CONTEXT_SETTINGS)(learn.learn)
 
 

@@ -1,0 +1,87 @@
+"""`adaspec monitor`: watch a server that runs ADASPEC."""
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from adaspec.errors import AdaSpecError
+from adaspec.monitor import Monitor, Report, fetch, render
+
+_TIMEOUT_S = 10.0
+
+
+def monitor(
+    url: Annotated[str, typer.Argument(help="Base URL of the server.")] = "http://127.0.0.1:30000",
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between readings.")] = 2.0,
+    window: Annotated[float, typer.Option(min=1.0, help="Seconds that figures are over.")] = 30.0,
+    once: Annotated[bool, typer.Option("--once", help="Two readings, one report.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One line of JSON per report.")] = False,
+    log: Annotated[Path | None, typer.Option(help="Append each report as a line of JSON.")] = None,
+) -> None:
+    """Show whether the drafter gets better and whether speculation pays.
+
+    Reads the server's /metrics, so the server needs --enable-metrics. Goes on when the server is
+    away or starts again, and says so. With --once, exits with code 1 if the server does not answer.
+    """
+    if log is not None:
+        _check_log(log)
+    watched = Monitor(url.rstrip("/"), window)
+    # Ctrl-C is how one leaves.
+    with contextlib.suppress(KeyboardInterrupt), httpx.Client(timeout=_TIMEOUT_S) as client:
+        if once:
+            first = _read(watched, client, url)
+            if first.problem is None:
+                time.sleep(interval)
+            report = first if first.problem is not None else _read(watched, client, url)
+            _show(report, json, log)
+            raise typer.Exit(0 if report.problem is None else 1)
+        if json:
+            while True:
+                _show(_read(watched, client, url), json, log)
+                time.sleep(interval)
+        with Live(console=Console(), refresh_per_second=4, screen=sys.stdout.isatty()) as live:
+            while True:
+                report = _read(watched, client, url)
+                _append(report, log)
+                live.update(render(report))
+                time.sleep(interval)
+
+
+def _read(watched: Monitor, client: httpx.Client, url: str) -> Report:
+    try:
+        watched.see(fetch(client, url))
+    except AdaSpecError as error:
+        watched.miss(str(error))
+    return watched.report(time.time())
+
+
+def _show(report: Report, json: bool, log: Path | None) -> None:
+    _append(report, log)
+    if json:
+        print(msgspec.json.encode(report).decode(), flush=True)
+    else:
+        Console().print(render(report))
+
+
+def _append(report: Report, log: Path | None) -> None:
+    if log is not None:
+        with log.open("ab") as file:
+            file.write(msgspec.json.encode(report) + b"\n")
+
+
+def _check_log(log: Path) -> None:
+    try:
+        log.open("ab").close()
+    except OSError as error:
+        raise AdaSpecError(
+            f"reports cannot be appended to {log} ({error.strerror}); name a file that can be "
+            "written."
+        ) from error
