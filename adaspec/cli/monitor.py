@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from adaspec.errors import AdaSpecError
-from adaspec.monitor import Monitor, Report, fetch, render
+from adaspec.monitor import Monitor, Report, draw, fetch, read_log, render
 
 _TIMEOUT_S = 10.0
 
@@ -25,12 +25,18 @@ def monitor(
     once: Annotated[bool, typer.Option("--once", help="Two readings, one report.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One line of JSON per report.")] = False,
     log: Annotated[Path | None, typer.Option(help="Append each report as a line of JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw what --log has written, and end.")] = None,
 ) -> None:
     """Show whether the drafter gets better and whether speculation pays.
 
     Reads the server's /metrics, so the server needs --enable-metrics. Goes on when the server is
     away or starts again, and says so. With --once, exits with code 1 if the server does not answer.
     """
+    if plot is not None:
+        if log is None:
+            raise AdaSpecError("--plot draws a log: name it with --log.")
+        draw(read_log(log), plot)
+        return
     if log is not None:
         _check_log(log)
     watched = Monitor(url.rstrip("/"), window)

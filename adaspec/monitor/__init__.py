@@ -2,6 +2,7 @@
 
 from adaspec.monitor.figures import Figures, VersionFigures, figures
 from adaspec.monitor.follow import Monitor, Report
+from adaspec.monitor.picture import draw, read_log
 from adaspec.monitor.scrape import Scrape, fetch, parse
 from adaspec.monitor.view import render
 
@@ -11,8 +12,10 @@ __all__ = [
     "Report",
     "Scrape",
     "VersionFigures",
+    "draw",
     "fetch",
     "figures",
     "parse",
+    "read_log",
     "render",
 ]

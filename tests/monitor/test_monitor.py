@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from adaspec.cli.main import app
 from adaspec.errors import AdaSpecError
-from adaspec.monitor import Monitor, Report, Scrape, figures, parse, render
+from adaspec.monitor import Monitor, Report, Scrape, draw, figures, parse, read_log, render
 
 Samples = Mapping[str, float]
 
@@ -220,6 +220,37 @@ def test_once_prints_a_report_and_logs_it(pages: Pages, tmp_path: Path) -> None:
     code, output = run(pages)
     assert code == 0
     assert "version 2 is live" in output
+
+
+def test_a_log_becomes_a_picture(tmp_path: Path) -> None:
+    monitor, log = Monitor("u", 5.0), tmp_path / "run.jsonl"
+    with log.open("wb") as file:
+        for second in range(0, 60, 2):
+            passes = 1000 + 10 * second
+            version = 2 if second < 30 else 3
+            samples = {
+                **LATER,
+                **counted(version, passes, 3 * passes),
+                "adaspec_live_version": version,
+            }
+            monitor.see(parse(text_of(samples), now=100.0 + second))
+            file.write(msgspec.json.encode(monitor.report(100.0 + second)) + b"\n")
+        file.write(b'{"time": 3')  # a line that is being written
+    picture = tmp_path / "run.png"
+    result = CliRunner().invoke(app, ["monitor", "--plot", str(picture), "--log", str(log)])
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert len(read_log(log)) == 30
+
+
+def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AdaSpecError, match="cannot be read"):
+        read_log(tmp_path / "none")
+    (tmp_path / "other").write_text("hello\nworld\n")
+    with pytest.raises(AdaSpecError, match="line 1"):
+        read_log(tmp_path / "other")
+    with pytest.raises(AdaSpecError, match="no report"):
+        draw([], tmp_path / "x.png")
 
 
 @pytest.mark.parametrize(
