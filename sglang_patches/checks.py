@@ -53,6 +53,8 @@ def _refuse_unsupported(args: "ServerArgs") -> None:
         "--speculative-draft-window-size": args.speculative_draft_window_size is not None,
         "--enable-deterministic-inference": args.enable_deterministic_inference,
         "--disaggregation-mode": args.disaggregation_mode != "null",
+        # The drafter's weights would be read before they are there.
+        "--startup-weight-load-mode overlap": args.startup_weight_load_mode == "overlap",
         "--speculative-use-block-verification": args.speculative_use_block_verification,
     }
     for flag, is_set in refusals.items():

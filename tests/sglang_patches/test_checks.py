@@ -48,6 +48,7 @@ def arguments(pair: Path, **changes: Any) -> Any:
         "enable_lora": None,
         "enable_deterministic_inference": False,
         "disaggregation_mode": "null",
+        "startup_weight_load_mode": "serial",
     }
     return SimpleNamespace(**{**fields, **changes})
 
@@ -87,6 +88,7 @@ def test_missing_flag(pair: Path) -> None:
         ("--enable-lora", {"enable_lora": True}),
         ("--speculative-draft-window-size", {"speculative_draft_window_size": 64}),
         ("--enable-deterministic-inference", {"enable_deterministic_inference": True}),
+        ("--startup-weight-load-mode", {"startup_weight_load_mode": "overlap"}),
         ("--disaggregation-mode", {"disaggregation_mode": "decode"}),
         ("--speculative-use-block-verification", {"speculative_use_block_verification": True}),
     ],
