@@ -24,14 +24,14 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 from sglang.srt.speculative.spec_utils import GrammarTree
 from sglang.srt.utils import is_cuda
 
-from adaspec.acceptance import accept_greedy, accept_sampled
+from adaspec.acceptance import accept_sampled
 from adaspec.chains import ChainRows
 from adaspec.config import VerifyConfig, config_from_environment
 from adaspec.errors import AdaSpecError
 from adaspec.verify import GoodputPolicy, VerifyPolicy, VerifyShapes, make_policy
 from sglang_patches.checks import model_directory
 from sglang_patches.online.loop import start_online
-from sglang_patches.worker.accept import Verdict, make_verdict, sampling_rules
+from sglang_patches.worker.accept import Verdict, greedy_verdict, make_verdict, sampling_rules
 from sglang_patches.worker.context import DraftContext
 from sglang_patches.worker.draft import BlockWindow, open_window, propose
 from sglang_patches.worker.draft_sampler import ConfidentDraftSampler
@@ -316,7 +316,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         if info is None or info.is_all_greedy:
             argmax = logits.argmax(dim=-1)
             self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, argmax)
-            return make_verdict(tokens, accept_greedy(tokens[:, 1:], argmax, rows))
+            return greedy_verdict(tokens, argmax, rows, batch.seq_lens)
         rules = sampling_rules(info, batch.reqs)
         acceptance = accept_sampled(tokens[:, 1:], logits, rules, rows)
         for decision in acceptance:

@@ -10,7 +10,7 @@ from adaspec.acceptance import (
     filtered_weights,
 )
 from adaspec.chains import ChainRows
-from sglang_patches.worker.accept import make_verdict
+from sglang_patches.worker.accept import greedy_verdict, make_verdict
 from sglang_patches.worker.history import OutputHistory
 from tests.worker.test_history import PENALTIES, VOCAB, Params, Request
 
@@ -47,9 +47,8 @@ def test_greedy_acceptance_and_the_verdict_made_of_it(ragged: bool) -> None:
     rows, device_rows = (layout(64, 6, device, ragged=ragged) for device in ("cpu", "cuda"))
     argmax = torch.randint(0, 3, (rows.total,))
     here = make_verdict(tokens, accept_greedy(tokens[:, 1:], argmax, rows))
-    there = make_verdict(
-        tokens.cuda(), accept_greedy(tokens[:, 1:].cuda(), argmax.cuda(), device_rows)
-    )
+    lens = torch.arange(64, device="cuda")
+    there = greedy_verdict(tokens.cuda(), argmax.cuda(), device_rows, lens)
     assert here.commit_lens.unique().numel() > 2
     for name in ("committed", "commit_lens", "bonus"):
         assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
