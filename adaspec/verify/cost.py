@@ -38,6 +38,10 @@ _LEVEL_DRIFT = 10
 _FIRST_NOISE, _LEAST_NOISE, _MOST_NOISE = 0.1, 0.02, 0.5  # of log time
 _NOISE_RATE = 0.05
 _PROBE_NOISE = 0.05
+# What a probe may have wrong about all plain steps, and more about those of one batch size: it runs
+# them alone, with nothing that SGLang does between steps. Live steps tell; a drafted one says
+# nothing of it.
+_PROBE_BIAS, _PROBE_BIAS_ALONG_BATCH = 0.25, 0.15
 _STD_PER_MAD = 1.48  # of a Gaussian
 _CONTEXT_UNIT = 65536.0  # tokens
 # Prior of what so much context adds, relative to the first sample's time.
@@ -158,6 +162,10 @@ class CostModel:
         design, surprise = self._surprise(medians)
         noise = _PROBE_NOISE / np.sqrt([len(t) for t in repeats.values()])
         self._correct(design, surprise, noise)
+        plain = slice(0, len(self.grid.batches))
+        self._covariance[plain, plain] += (
+            _PROBE_BIAS**2 + _PROBE_BIAS_ALONG_BATCH**2 * self.grid.batch_likeness
+        )
 
     def curve(self, batch: int, tokens: Ints) -> CostCurve:
         """Expected duration of drafted steps by verified tokens; holds until `updates` changes."""

@@ -22,8 +22,9 @@ class Exploration:
     """Decides when a step may be spent on something that does not look best.
 
     Every step earns ``share`` of its expected time; an exploratory step is paid with the time it is
-    expected to lose against the best plan. So exploration costs at most ``share`` of all time, as
-    far as the expectations hold. What was tried is tried again after intervals that double.
+    expected to lose against the best plan. So exploration costs at most ``share`` of all time, and
+    the time of two or three steps at first, as far as the expectations hold. What was tried is
+    tried again after intervals that double.
     """
 
     def __init__(self, share: float) -> None:
@@ -39,8 +40,10 @@ class Exploration:
 
     def earn(self, seconds: float) -> None:
         """Count a step of which the best plan takes ``seconds``."""
-        self._steps += 1
         self._most = self._share * _MOST_CREDIT_STEPS * seconds
+        if self._steps == 0:
+            self._credit = self._most  # much is to be learned at first
+        self._steps += 1
         self._credit = min(self._credit + self._share * seconds, self._most)
 
     def is_due(self, arm: Arm) -> bool:

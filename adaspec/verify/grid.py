@@ -72,6 +72,15 @@ class CostGrid:
         row, up = _between(self._log_batches, log2(batch))
         return row, min(row + 1, len(self.batches) - 1), up
 
+    @property
+    def batch_likeness(self) -> Array:
+        """How alike the batches of the knots are, ``[batches, batches]``, 1 on the diagonal."""
+        log_batch = np.array(self._log_batches)
+        likeness: Array = np.exp(
+            -0.5 * (np.subtract.outer(log_batch, log_batch) / _BATCH_SCALE) ** 2
+        )
+        return likeness
+
     def prior(self) -> tuple[Array, Array]:
         """Mean ``[size]`` and covariance ``[size, size]`` of log time before any sample."""
         log_batch = np.array(self._log_batches)

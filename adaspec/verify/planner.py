@@ -155,6 +155,8 @@ class GoodputPlanner:
                 explore.skip("plain")
             elif explore.pay("plain", plain_seconds - load.batch / rate):
                 return StepPlan(load, False, load.batch, 0, "exploration", rate)
+            else:  # nothing else is tried until this can be afforded
+                return drafted(best, "goodput")
         losses = seconds - commits / rate
         if explore.is_due("doubtful"):
             doubts = self._cost.doubt(load.batch, choices.padded, drafted=True)

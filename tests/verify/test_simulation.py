@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from adaspec.config import GoodputConfig
-from adaspec.verify import GoodputPolicy, VerifyShapes
+from adaspec.verify import CostSample, GoodputPolicy, VerifyShapes
+from adaspec.verify.cost import CostModel
 from tests.verify.world import (
     BLOCK,
     EASY,
@@ -191,6 +192,25 @@ def test_little_is_lost_when_planning_is_dear(concurrency: int) -> None:
     assert result.rate >= 0.97 * result.best_fixed_rate
     more = sum(policy.cost.samples(drafted) for drafted in (False, True)) - learned
     assert more < 0.2 * 800
+
+
+@pytest.mark.parametrize("concurrency", [8, 16])
+def test_a_probe_that_was_wrong_about_plain_steps_is_found_out(concurrency: int) -> None:
+    """Visits of thirty steps each, as many loads come and go; all but the first must be good."""
+    server, policy = serve(World(step_time=cpu_time), ON_CPU)
+    probed = [
+        CostSample(b, t, 0, d, cpu_time(b, t, 0, d) * (1.0 if d else 1.6))
+        for b, t, d in policy.probe_steps()
+    ]
+    policy.cost = policy._planner._cost = CostModel(BLOCK, 128)
+    policy.cost.seed(probed)
+    rates = []
+    for _ in range(4):
+        for load in (1, 2, 4, 8, 16, 32):
+            result = server.run(load, 30)
+            if load == concurrency:
+                rates.append(result.rate / result.best_fixed_rate)
+    assert float(np.mean(rates[1:])) >= 0.97
 
 
 def test_without_a_probe_it_gets_there_by_itself() -> None:
