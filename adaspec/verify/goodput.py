@@ -120,8 +120,7 @@ class GoodputPolicy:
 
     def observe(self, outcome: StepOutcome) -> None:
         """See `VerifyPolicy`. Of steps that teach nothing in particular, as many as time allows."""
-        if outcome.seconds is not None:
-            self._thrift.earn(outcome.seconds)
+        self._thrift.earn(outcome.seconds or 0.0)  # a step whose time is not known counts, too
         ordinary = outcome.plan.reason == "goodput" and self.survival.fits >= _FIRST_FITS
         if ordinary and not self._thrift.is_due:
             return
