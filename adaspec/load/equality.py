@@ -8,6 +8,7 @@ is listed with the gap between the two tokens' log-probabilities, which must be 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -50,6 +51,23 @@ class Parting:
     reference_token: int | None
     other_token: int | None
     gap: float | None
+
+
+def chat_token_ids(target: Path | str, prompts: Sequence[str]) -> list[list[int]]:
+    """Each prompt as one user's turn in the target's chat template, tokenised.
+
+    Args:
+        target: model directory.
+    """
+    from transformers import AutoTokenizer  # slow to import, and of use here only
+
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+        )
+        for prompt in prompts
+    ]
 
 
 class _Meta(msgspec.Struct):

@@ -75,11 +75,7 @@ class CostGrid:
     @property
     def batch_likeness(self) -> Array:
         """How alike the batches of the knots are, ``[batches, batches]``, 1 on the diagonal."""
-        log_batch = np.array(self._log_batches)
-        likeness: Array = np.exp(
-            -0.5 * (np.subtract.outer(log_batch, log_batch) / _BATCH_SCALE) ** 2
-        )
-        return likeness
+        return _alike(np.array(self._log_batches), _BATCH_SCALE)
 
     def prior(self) -> tuple[Array, Array]:
         """Mean ``[size]`` and covariance ``[size, size]`` of log time before any sample."""
@@ -89,21 +85,23 @@ class CostGrid:
         c = np.concatenate([log_batch, np.add.outer(log_batch, self.log_widths).ravel()])
         plain = np.arange(self.size) < len(self.batches)
 
-        def alike(x: Array, scale: float) -> Array:
-            kernel: Array = np.exp(-0.5 * (np.subtract.outer(x, x) / scale) ** 2)
-            return kernel
-
         centred = c - c.mean()
         covariance = (
             LEVEL_STD**2
             + _SLOPE**2 * np.outer(centred, centred)
-            + _ALONG_TOKENS**2 * alike(c, _TOKEN_SCALE)
-            + _ALONG_BATCH**2 * alike(a, _BATCH_SCALE)
-            + _LOCAL**2 * alike(a, _LOCAL_SCALE) * alike(c, _LOCAL_SCALE)
+            + _ALONG_TOKENS**2 * _alike(c, _TOKEN_SCALE)
+            + _ALONG_BATCH**2 * _alike(a, _BATCH_SCALE)
+            + _LOCAL**2 * _alike(a, _LOCAL_SCALE) * _alike(c, _LOCAL_SCALE)
             + _ALONE**2 * np.eye(self.size)
-            + np.outer(plain, plain) * (_PLAIN**2 + _PLAIN_LOCAL**2 * alike(a, _BATCH_SCALE))
+            + np.outer(plain, plain) * (_PLAIN**2 + _PLAIN_LOCAL**2 * _alike(a, _BATCH_SCALE))
         )
         return _MEAN_SLOPE * centred + _MEAN_PLAIN * plain, covariance
+
+
+def _alike(x: Array, scale: float) -> Array:
+    """Squared-exponential kernel of points ``[n]``: ``[n, n]``, 1 on the diagonal."""
+    kernel: Array = np.exp(-0.5 * (np.subtract.outer(x, x) / scale) ** 2)
+    return kernel
 
 
 def _between(knots: list[float], x: float) -> tuple[int, float]:

@@ -20,11 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from adaspec.load.client import Sampling
 from adaspec.load.contenders import Contender, parse_contender
-from adaspec.load.equality import Parting, find_partings, greedy_answers
+from adaspec.load.equality import Parting, chat_token_ids, find_partings, greedy_answers
 from adaspec.load.launch import ServerProcess, ServerSpec, free_port, start_server, wait_for_file
 from adaspec.load.machine import machine_facts
 from adaspec.load.prompts import load_prompts
@@ -98,13 +96,7 @@ def compare(
     urls: dict[str, str], prompts: Sequence[str], target: Path, options: argparse.Namespace
 ) -> dict[str, list[Parting]]:
     """Partings of every speculative server from plain decoding, at the first concurrencies."""
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    tokenised = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-        )
-        for prompt in prompts[: options.equality_prompts]
-    ]
+    tokenised = chat_token_ids(target, prompts[: options.equality_prompts])
     kwargs = {"max_tokens": options.equality_tokens}
     reference = greedy_answers(urls["plain"], tokenised, concurrency=8, top_logprobs=5, **kwargs)
     partings = {}

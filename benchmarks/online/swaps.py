@@ -33,14 +33,10 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
-from transformers import AutoTokenizer
-
 from adaspec.cli.serve_plan import BUNDLED_DRAFTER
 from adaspec.config import AdaSpecConfig, ChannelConfig, TapConfig, WatchConfig, write_config
 from adaspec.load.client import Sampling
-from adaspec.load.equality import Parting, find_partings, greedy_answers
+from adaspec.load.equality import Parting, chat_token_ids, find_partings, greedy_answers
 from adaspec.load.launch import ServerProcess, ServerSpec, free_port, start_server
 from adaspec.load.machine import machine_facts
 from adaspec.load.prompts import load_prompts
@@ -49,6 +45,7 @@ from adaspec.load.runner import LoadPlan, run_plans
 from adaspec.load.stats import median, percentile
 from adaspec.target.smollm2 import ensure_smollm2
 from adaspec.versions import lineage_of
+from benchmarks.online.feedback_totals import feedback_totals
 from benchmarks.online.stand_ins import Publication, discarding_consumer, publisher
 from benchmarks.online.swaps_report import SERVERS, Run, comparisons, report
 
@@ -88,15 +85,7 @@ class Contestant:
 
     def feedback(self) -> Counter[str]:
         """Feedback records so far by outcome, and the ``bytes`` that were sent."""
-        totals: Counter[str] = Counter()
-        text = httpx.get(f"{self.url}/metrics/", timeout=30.0).text
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == "adaspec_feedback_bytes_total":
-                    totals["bytes"] += round(sample.value)
-                elif sample.name == "adaspec_feedback_records_total":
-                    totals[sample.labels["outcome"]] += round(sample.value)
-        return totals
+        return feedback_totals(self.url)
 
     def _text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -226,13 +215,7 @@ def compare(
     servers: Sequence[Contestant], target: str, prompts: Sequence[str], options: argparse.Namespace
 ) -> dict[str, list[Parting]]:
     """Where greedy answers part from those of `off`; on `swaps`, round after round of swaps."""
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    tokenised = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-        )
-        for prompt in prompts[: options.equality_prompts]
-    ]
+    tokenised = chat_token_ids(target, prompts[: options.equality_prompts])
     limits = {"max_tokens": options.equality_tokens, "concurrency": max(options.concurrency)}
     by_name = {server.name: server for server in servers}
     reference = greedy_answers(by_name["off"].url, tokenised, top_logprobs=5, **limits)

@@ -21,10 +21,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import httpx
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client.parser import text_string_to_metric_families
 
 from adaspec.cli.serve_plan import BUNDLED_DRAFTER
 from adaspec.config import AdaSpecConfig, ChannelConfig, TapConfig, write_config
@@ -34,14 +32,15 @@ from adaspec.load.launch import ServerSpec, free_port, start_server, wait_for_fi
 from adaspec.load.machine import machine_facts
 from adaspec.load.prompts import load_prompts
 from adaspec.load.runner import LoadPlan, run_plans
+from adaspec.load.stats import BOOTSTRAP_DRAWS
 from adaspec.target.smollm2 import ensure_smollm2
 from adaspec.versions import lineage_of
 from benchmarks.online.blinking_tap import STEPS_VARIABLE, WINDOW_VARIABLE, is_open
+from benchmarks.online.feedback_totals import feedback_totals
 from benchmarks.online.stand_ins import discarding_consumer
 
 _UNBOUNDED = 1e12  # bytes per second
 _SETTLE = 0.25  # share of a window that is left out: work of the window before is still under way
-_DRAWS = 10_000
 
 Floats = NDArray[np.float64]
 
@@ -116,23 +115,9 @@ def tap_cost(times: Floats, requests: Floats, window_s: float, concurrency: int)
 
 def _ratio(values: Sequence[float]) -> Ratio:
     array = np.array(values)
-    picks = np.random.default_rng(0).integers(len(array), size=(_DRAWS, len(array)))
+    picks = np.random.default_rng(0).integers(len(array), size=(BOOTSTRAP_DRAWS, len(array)))
     low, high = np.percentile(np.median(array[picks], axis=1), [2.5, 97.5])
     return Ratio(float(np.median(array)), float(low), float(high))
-
-
-def feedback(url: str) -> dict[str, float]:
-    """Feedback bytes sent so far, and records by what became of them."""
-    totals: dict[str, float] = {}
-    text = httpx.get(f"{url}/metrics/", timeout=30.0).text
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == "adaspec_feedback_bytes_total":
-                totals["bytes"] = totals.get("bytes", 0.0) + sample.value
-            elif sample.name == "adaspec_feedback_records_total":
-                outcome = sample.labels["outcome"]
-                totals[outcome] = totals.get(outcome, 0.0) + sample.value
-    return totals
 
 
 def parse() -> argparse.Namespace:
@@ -200,7 +185,7 @@ def main() -> None:
             server.wait_until_healthy(options.start_timeout_s)
             wait_for_file(options.wait_for)
             (run,) = run_plans(spec.url, prompts, [plan], flush_cache=True)
-            totals = feedback(spec.url)
+            totals = feedback_totals(spec.url)
         noted = np.fromfile(home / "steps")
     cost = tap_cost(noted[0::2], noted[1::2], options.window_s, options.concurrency)
     errors = sum(outcome.error is not None for outcome in run.outcomes)
@@ -220,7 +205,7 @@ def main() -> None:
     for name, ratio in (("throughput", cost.throughput), ("step", cost.step)):
         print(f"{name:<10} x {ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] with the tap")
     print(f"step without the tap {1e3 * cost.shut_step_s:.2f} ms")
-    print(f"feedback {bytes_per_s / 1e6:.1f} MB/s while the tap is open; {totals}")
+    print(f"feedback {bytes_per_s / 1e6:.1f} MB/s while the tap is open; {dict(totals)}")
 
 
 if __name__ == "__main__":

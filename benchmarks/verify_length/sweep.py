@@ -29,13 +29,12 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from adaspec.cli.serve_plan import BUNDLED_DRAFTER
 from adaspec.config import AdaSpecConfig, VerifyConfig, write_config
 from adaspec.errors import AdaSpecError
 from adaspec.load.client import Sampling
-from adaspec.load.equality import Parting, find_partings, greedy_answers
+from adaspec.load.equality import Parting, chat_token_ids, find_partings, greedy_answers
 from adaspec.load.launch import ServerSpec, free_port, start_server, wait_for_file
 from adaspec.load.machine import machine_facts
 from adaspec.load.prompts import load_prompts
@@ -239,14 +238,8 @@ def compare(
     """Where greedy answers of each contender part from plain decoding's, at each concurrency."""
     if "plain" not in sweep.contenders or prompts == 0:
         return {}
-    tokenizer = AutoTokenizer.from_pretrained(sweep.target)
     texts = load_prompts(Path(sweep.prompts) if sweep.prompts != "bundled" else None)[:prompts]
-    tokenised = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-        )
-        for text in texts
-    ]
+    tokenised = chat_token_ids(sweep.target, texts)
     reference = greedy_answers(
         fleet.url("plain"), tokenised, max_tokens=tokens, concurrency=8, top_logprobs=5
     )
