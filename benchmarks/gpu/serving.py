@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import httpx
+
 from adaspec.load.client import Sampling
 from adaspec.load.contenders import Contender, parse_contender
 from adaspec.load.equality import Parting, chat_token_ids, find_partings, greedy_answers
@@ -30,6 +32,8 @@ from adaspec.load.report import RunSummary, summarize
 from adaspec.load.runner import LoadPlan, run_plans
 from adaspec.load.stats import median
 from adaspec.target.smollm2 import ensure_smollm2
+from benchmarks.gpu.step_profile import capture, read
+from benchmarks.gpu.step_profile import table as profile_table
 
 MAX_RUNNING_REQUESTS = 128
 
@@ -108,6 +112,27 @@ def compare(
     return partings
 
 
+def keep_metrics(urls: dict[str, str], directory: Path) -> None:
+    """Write what servers with --enable-metrics report to ``directory``."""
+    for name, url in urls.items():
+        reply = httpx.get(f"{url}/metrics", timeout=10.0)
+        if reply.is_success:
+            (directory / f"{name}.metrics").write_text(reply.text)
+
+
+def profile(urls: dict[str, str], prompts: Sequence[str], options: argparse.Namespace) -> None:
+    """Traces of every server's steps at every concurrency."""
+    options.profile.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for level, (name, url) in itertools.product(options.concurrency, urls.items()):
+        label = f"{name}-c{level}"
+        trace = capture(
+            url, prompts, name=label, directory=options.profile, concurrency=level, steps=40
+        )
+        found[label] = read(trace)
+    print(profile_table(found), flush=True)
+
+
 def table(results: dict[str, list[RunSummary]], levels: Sequence[int]) -> str:
     """Medians: tokens/s, ratio to plain, time to first token and per token, committed per pass."""
     lines = ["c     server        tok/s   x plain  TTFT p50  TPOT p50  TPOT p99  committed/pass"]
@@ -157,6 +182,7 @@ def main() -> None:
     parser.add_argument("--equality-prompts", type=int, default=64)
     parser.add_argument("--equality-tokens", type=int, default=128)
     parser.add_argument("--start-timeout-s", type=float, default=420.0)
+    parser.add_argument("--profile", type=Path, help="write traces of steps to this directory")
     options = parser.parse_args()
     options.logs.mkdir(parents=True, exist_ok=True)
     target = options.target or ensure_smollm2(progress=print)
@@ -167,6 +193,9 @@ def main() -> None:
         wait_for_file(options.wait_for)
         partings = compare(urls, prompts, target, options)
         results = measure(urls, prompts, options)
+        if options.profile is not None:
+            profile(urls, prompts, options)
+        keep_metrics(urls, options.logs)
     for name, summaries in results.items():
         if (share := max(s.client_cpu_share for s in summaries)) > 0.8:
             print(f"warning: the load client used {share:.0%} of a core against {name}; at that")
