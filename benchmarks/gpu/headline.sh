@@ -18,7 +18,7 @@ if [ "$size" = inflated ]; then
   servers=(plain dflash adaspec adaspec-goodput)  # 18 GB of weights each, and 131 kB a token
   tokens=60000
 fi
-python3 benchmarks/gpu/serving.py "${pair[@]}" --prompts "$prompts" --out "$out/$size.json" \
+python3 -m benchmarks.gpu.serving "${pair[@]}" --prompts "$prompts" --out "$out/$size.json" \
   --logs "$out/$size-logs" --servers "${servers[@]}" --max-total-tokens "$tokens" \
   --concurrency 1 8 32 64 128 --graph-sizes 1 2 4 8 16 32 64 96 128 --max-tokens 256 --repeats 3 \
   --server-args "--attention-backend triton --stream-interval 8 --sleep-on-idle \

@@ -1,6 +1,6 @@
 """Serve one drafter in several ways on one GPU and compare them in one run.
 
-    python benchmarks/gpu/serving.py --drafter DIR --prompts FILE.jsonl --out result.json
+    python -m benchmarks.gpu.serving --drafter DIR --prompts FILE.jsonl --out result.json
 
 All servers are started at once (start-up is mostly compiling on the CPU) and stay up; only one is
 under load at a time. Every (server, concurrency) pair is run once per repeat, repeats outermost,
@@ -127,7 +127,13 @@ def profile(urls: dict[str, str], prompts: Sequence[str], options: argparse.Name
     for level, (name, url) in itertools.product(options.concurrency, urls.items()):
         label = f"{name}-c{level}"
         trace = capture(
-            url, prompts, name=label, directory=options.profile, concurrency=level, steps=40
+            url,
+            prompts,
+            name=label,
+            directory=options.profile,
+            concurrency=level,
+            steps=options.profile_steps,
+            with_stack=options.profile_stacks,
         )
         found[label] = read(trace)
     print(profile_table(found), flush=True)
@@ -183,6 +189,10 @@ def main() -> None:
     parser.add_argument("--equality-tokens", type=int, default=128)
     parser.add_argument("--start-timeout-s", type=float, default=420.0)
     parser.add_argument("--profile", type=Path, help="write traces of steps to this directory")
+    parser.add_argument("--profile-steps", type=int, default=40)
+    parser.add_argument(
+        "--profile-stacks", action="store_true", help="with Python's calls, which slows the steps"
+    )
     options = parser.parse_args()
     options.logs.mkdir(parents=True, exist_ok=True)
     target = options.target or ensure_smollm2(progress=print)
