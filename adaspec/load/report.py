@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
+from adaspec.load.client import RequestOutcome
 from adaspec.load.runner import LoadRun
 from adaspec.load.stats import median, percentile
 
@@ -62,6 +63,30 @@ def summarize(run: LoadRun) -> RunSummary:
         committed_per_pass=sum(t for t, _ in speculated) / passes if passes else None,
         client_cpu_share=run.client_cpu_s / run.wall_s,
     )
+
+
+def steady_tokens_per_s(run: LoadRun) -> float | None:
+    """Tokens per second while all of the concurrency was in use; None if that was no time.
+
+    That is until the last request was sent. After it the load fades out, the longer the more the
+    answers' speeds differ, and the rate of the whole run would tell of that fading, too. A request
+    counts as evenly generating between its first and its last text.
+    """
+    begin = min(outcome.started_s for outcome in run.outcomes)
+    end = max(outcome.started_s for outcome in run.outcomes)
+    if len(run.outcomes) <= run.plan.concurrency or end <= begin:
+        return None
+    tokens = sum(_tokens_until(end, outcome) for outcome in run.outcomes)
+    return tokens / (end - begin)
+
+
+def _tokens_until(moment: float, outcome: RequestOutcome) -> float:
+    first, finished = outcome.first_token_s, outcome.finished_s
+    if outcome.error is not None or first is None or moment < first:
+        return 0.0
+    if moment >= finished:
+        return outcome.completion_tokens
+    return 1 + (outcome.completion_tokens - 1) * (moment - first) / (finished - first)
 
 
 def first_errors(runs: Sequence[LoadRun], limit: int = 3) -> list[str]:

@@ -21,6 +21,10 @@ def allocate(priority: Tensor, tokens: int) -> Tensor:
     """
     batch, drafts = priority.shape
     extra = min(max(tokens - batch, 0), batch * drafts)
+    if priority.is_cuda:
+        from adaspec.verify.allocation_kernel import allocate_in_one_launch
+
+        return allocate_in_one_launch(priority, extra)
     lengths = torch.ones(batch, dtype=torch.int32, device=priority.device)
     by_position = priority.T.reshape(-1)  # [drafts · batch]
     chosen = by_position.sort(descending=True, stable=True).indices[:extra]

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaspec.verify.grid import LEVEL_STD, CostGrid
-from adaspec.verify.step import Ints
 
 Array = NDArray[np.float64]
 
@@ -56,14 +55,14 @@ class CostSample:
 
     Attributes:
         batch: requests.
-        tokens: verified tokens, anchors and padding included (`VerifyShapes.padded`).
+        tokens: verified tokens, anchors, padding and drafts read included (`VerifyShapes.work`).
         context_tokens: committed tokens of all requests.
         drafted: whether there was a draft pass.
         seconds: duration.
     """
 
     batch: int
-    tokens: int
+    tokens: float
     context_tokens: int
     drafted: bool
     seconds: float
@@ -96,15 +95,15 @@ class CostCurve:
     """Expected duration of drafted steps of one batch size.
 
     Attributes:
-        base: ``[choices]``, seconds without context.
-        per_context: ``[choices]``, seconds per context token of the whole batch.
+        base: ``[.., choices]``, seconds without context.
+        per_context: ``[.., choices]``, seconds per context token of the whole batch.
     """
 
     base: Array
     per_context: Array
 
     def seconds(self, context_tokens: int) -> Array:
-        """``[choices]``, not falling along rising tokens."""
+        """``[.., choices]``, not falling along rising tokens."""
         return self.base + self.per_context * context_tokens
 
 
@@ -150,7 +149,7 @@ class CostModel:
 
     def seed(self, samples: Iterable[CostSample]) -> None:
         """Take in the measurements of a start-up probe, at once; repeats count by their median."""
-        repeats: dict[tuple[int, int, int, bool], list[float]] = {}
+        repeats: dict[tuple[int, float, int, bool], list[float]] = {}
         for s in samples:
             if 0 < s.seconds < np.inf:
                 point = (s.batch, s.tokens, s.context_tokens, s.drafted)
@@ -167,8 +166,11 @@ class CostModel:
             _PROBE_BIAS**2 + _PROBE_BIAS_ALONG_BATCH**2 * self.grid.batch_likeness
         )
 
-    def curve(self, batch: int, tokens: Ints) -> CostCurve:
-        """Expected duration of drafted steps by verified tokens; holds until `updates` changes."""
+    def curve(self, batch: int, tokens: Array) -> CostCurve:
+        """Expected duration of drafted steps by ``tokens`` (see `CostSample`) ``[.., choices]``.
+
+        It holds until `updates` changes.
+        """
         lower, upper, up = self.grid.row(batch)
         knots = (1 - up) * self._drafted[lower] + up * self._drafted[upper]
         log_time = np.interp(np.log2(tokens / batch), self.grid.log_widths, knots)
@@ -184,12 +186,12 @@ class CostModel:
         time = math.exp(log_time) + float(price) * context_tokens / _CONTEXT_UNIT
         return self._origin * time
 
-    def doubt(self, batch: int, tokens: Ints, drafted: bool) -> Array:
+    def doubt(self, batch: int, tokens: Array, drafted: bool) -> Array:
         """Standard deviation ``[choices]`` of the predictions' logarithms: how little is known.
 
         The scatter of single steps is not part of it.
         """
-        places = [self.grid.place(batch, int(t), drafted) for t in tokens]
+        places = [self.grid.place(batch, float(t), drafted) for t in tokens]
         knots, weights = np.array([p.knots for p in places]), np.array([p.weights for p in places])
         among = self._covariance[knots[:, :, None], knots[:, None, :]]  # [choices, corners, ..]
         variance: Array = np.einsum("ci,cij,cj->c", weights, among, weights)

@@ -1,5 +1,6 @@
 """How many drafts a step will accept, by how many it verifies: before the drafts exist."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,9 +59,9 @@ class AcceptanceCurve:
 
 @dataclass
 class _Estimate:
-    """A curve and what it was made for."""
+    """Curves, one for each number of drafts read, and what they were made for."""
 
-    curve: AcceptanceCurve
+    curves: tuple[AcceptanceCurve, ...]
     slots: Ints
     drafting: bool
     age: int = 0  # steps
@@ -73,6 +74,10 @@ class _Estimate:
             return slots is self.slots
         return abs(len(slots) - len(self.slots)) * _ALIKE <= len(slots)
 
+    def at(self, verified: Array) -> Array:
+        """Expected accepted drafts per request ``[reads, choices]``."""
+        return np.array([curve.at(verified) for curve in self.curves])
+
 
 class Forecast:
     """Expects of the requests in flight what they did lately, as far as requests differ.
@@ -83,28 +88,19 @@ class Forecast:
     Args:
         traffic: what was seen of them.
         ragged: whether lengths differ within a step.
+        reads: ``[reads]``, drafts read of each block; only those can be verified.
     """
 
-    def __init__(self, traffic: Traffic, ragged: bool) -> None:
+    def __init__(self, traffic: Traffic, ragged: bool, reads: Sequence[int]) -> None:
+        self._reads = tuple(reads)
         self._traffic = traffic
         self._ragged = ragged
         self._difference = 1.0
         self._own: _Estimate | None = None
         self._all: _Estimate | None = None
 
-    def drafts_worth_reading(self, slots: Ints, price: float, draft_cost: float) -> int:
-        """Up to which draft the blocks of these requests should be read.
-
-        A draft of survival s is verified if s is above ``price``, the commits that a token must
-        bring, and then brings s − price. Reading all requests' drafts at a position is worth its
-        cost, ``draft_cost · price`` each, if they bring that on average.
-        """
-        rows = self._traffic.recent(slots, max(1, min(_BLOCKS, _MOST_BLOCKS // len(slots))))
-        gains = np.maximum(rows - np.float32(price), 0.0).mean((0, 1))  # [drafts], falling
-        return int((gains > draft_cost * price).sum())
-
     def accepted(self, slots: Ints, verified: Array, drafting: bool) -> Array:
-        """Expected accepted drafts per request.
+        """Expected accepted drafts per request ``[reads, choices]``.
 
         Args:
             slots: ``[batch]``, of `Traffic.admit`.
@@ -122,9 +118,10 @@ class Forecast:
             self._own = self._estimate(rows, slots, drafting)
         self._own.age += 1
         self._all.age += 1
-        own, everyone = self._own.curve.at(verified), self._all.curve.at(verified)
+        own, everyone = self._own.at(verified), self._all.at(verified)
         expected: Array = everyone + self._difference * (own - everyone)
         return expected
 
     def _estimate(self, rows: Floats, slots: Ints, drafting: bool) -> _Estimate:
-        return _Estimate(AcceptanceCurve.of(rows, self._ragged), slots, drafting)
+        curves = (AcceptanceCurve.of(rows[..., :read], self._ragged) for read in self._reads)
+        return _Estimate(tuple(curves), slots, drafting)

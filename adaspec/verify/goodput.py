@@ -17,7 +17,6 @@ from adaspec.verify.step import (
     Allocation,
     DraftSignals,
     Floats,
-    Ints,
     StepLoad,
     StepOutcome,
     StepPlan,
@@ -30,7 +29,6 @@ from adaspec.verify.traffic import Traffic
 # Fits of the acceptance before plain decoding may win. They take 40 steps: the first requests get
 # beyond their first blocks, which are the hardest to draft.
 _FIRST_FITS = 12
-_MORE_READ = 1.5  # drafts in an exploratory step
 
 
 @dataclass(frozen=True)
@@ -80,29 +78,31 @@ class GoodputPolicy:
         # Without confidences a request's expected survival is known from its newest row.
         depth = {} if has_confidence else {"depth": 1}
         self._traffic = Traffic(drafts, shapes.max_batch, **depth)
-        self._forecast = Forecast(self._traffic, shapes.ragged)
-        self._planner = GoodputPlanner(shapes, self.cost, config.exploration)
+        self._planner = GoodputPlanner(shapes, self.cost, config.exploration, has_confidence)
+        self._forecast = Forecast(self._traffic, shapes.ragged, self._planner.reads)
         self._thrift = Thrift(config.planning, clock)
         # These hold while nothing is learned.
         self._kept: StepPlan | None = None
         self._history: tuple[tuple[str, ...], Floats] | None = None
 
     def plan(self, load: StepLoad) -> StepPlan:
-        """See `VerifyPolicy`. A plan holds until something has been learned."""
-        kept = self._kept
-        if kept is not None and kept.load.requests == load.requests:
-            return replace(kept, load=load)
-        with self._thrift.spending():
-            plan = self._plan(load)
-        self._kept = plan if plan.reason == "goodput" else None
-        return plan
+        """See `VerifyPolicy`. A plan holds until something has been learned.
+
+        Of steps that teach nothing in particular, as many are learned from as time allows.
+        """
+        plan = self._kept
+        if plan is None or plan.load.requests != load.requests:
+            with self._thrift.spending():
+                plan = self._plan(load)
+            self._kept = plan if plan.reason == "goodput" else None
+        ordinary = plan.reason == "goodput" and self.survival.fits >= _FIRST_FITS
+        return replace(plan, load=load, teaches=not ordinary or self._thrift.take())
 
     def _plan(self, load: StepLoad) -> StepPlan:
         planner, slots = self._planner, self._traffic.admit(load.requests)
         verified = planner.drafts_verified(load.batch)
         accepted = self._forecast.accepted(slots, verified, planner.drafting)
-        plan = planner.plan(load, accepted, self.survival.fits >= _FIRST_FITS)
-        return replace(plan, drafts=self._drafts_to_read(plan, slots)) if plan.drafted else plan
+        return planner.plan(load, accepted, self.survival.fits >= _FIRST_FITS)
 
     def allocate(self, plan: StepPlan, signals: DraftSignals) -> Allocation:
         """See `VerifyPolicy`. Without log-probabilities, by position and history."""
@@ -119,15 +119,14 @@ class GoodputPolicy:
         return Allocation(allocate(survival, tokens), tokens)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """See `VerifyPolicy`. Of steps that teach nothing in particular, as many as time allows."""
+        """See `VerifyPolicy`."""
         self._thrift.earn(outcome.seconds or 0.0)  # a step whose time is not known counts, too
-        ordinary = outcome.plan.reason == "goodput" and self.survival.fits >= _FIRST_FITS
-        if ordinary and not self._thrift.is_due:
+        if not outcome.plan.teaches:
             return
-        self._thrift.done()
         self._kept = self._history = None
         with self._thrift.spending():
             self._learn(outcome)
+        self._thrift.done()
 
     def _learn(self, outcome: StepOutcome) -> None:
         load, drafted = outcome.plan.load, outcome.plan.drafted
@@ -179,19 +178,8 @@ class GoodputPolicy:
             self._history = (requests, self._traffic.history(self._traffic.find(requests)))
         return self._history[1]
 
-    def _drafts_to_read(self, plan: StepPlan, slots: Ints) -> int:
-        """How many drafts of each block are read; in an exploratory step some more than pay."""
-        cost, every = self._shapes.draft_cost, self._shapes.block_size - 1
-        price = self._planner.price(plan) if self.reads_log_probs and cost > 0 else 0.0
-        if price <= 0:
-            return every
-        worth = self._forecast.drafts_worth_reading(slots, price, cost)
-        if plan.reason == "exploration":
-            worth = int(np.ceil(_MORE_READ * worth))
-        return min(max(worth, -(-plan.tokens // plan.load.batch) - 1, 1), every)
-
     def _sample(self, outcome: StepOutcome, seconds: float) -> CostSample:
-        load, drafted = outcome.plan.load, outcome.plan.drafted
-        padded = self._shapes.padded(load.batch, outcome.tokens, drafted)
-        batch = load.batch if drafted else padded
-        return CostSample(batch, padded, load.context_tokens, drafted, seconds)
+        load, plan = outcome.plan.load, outcome.plan
+        work = self._shapes.work(load.batch, outcome.tokens, plan.drafted, plan.drafts)
+        batch = load.batch if plan.drafted else int(work)
+        return CostSample(batch, work, load.context_tokens, plan.drafted, seconds)

@@ -52,7 +52,7 @@ class CostGrid:
         self._log_widths = [log2(w) for w in self.widths]
         self.log_widths = np.array(self._log_widths)
 
-    def place(self, batch: int, tokens: int, drafted: bool) -> Place:
+    def place(self, batch: int, tokens: float, drafted: bool) -> Place:
         """Between which knots a step lies; outside the grid, at its edge."""
         row, up = _between(self._log_batches, log2(batch))
         above = min(row + 1, len(self.batches) - 1)

@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 from adaspec.verify.cost import CostCurve, CostModel
 from adaspec.verify.exploration import Exploration
 from adaspec.verify.forecast import AcceptanceCurve
-from adaspec.verify.step import Floats, Ints, Reason, StepLoad, StepPlan, VerifyShapes
+from adaspec.verify.step import Flags, Floats, Ints, Reason, StepLoad, StepPlan, VerifyShapes
 
 Array = NDArray[np.float64]
 
 # A change between plain and drafted steps must promise this much; staying costs no more than it.
 _SWITCH_GAIN = 1.005
-_LONGER = 1.5  # drafts of an exploratory step, against the best
+_LONGER = 1.5  # drafts of an exploratory step, verified and read, against the best
+# Drafts read of each block that are compared where reading takes time.
+_READS = (1, 2, 3, 4, 6, 8, 11)
 # A trial can matter only if the step would pay were it so many standard deviations faster.
 _DOUBT = 2.0
 _PLAIN_TRIALS = 8  # plain steps taken at the start when no probe has measured any
@@ -27,9 +29,20 @@ class _Choices:
 
     tokens: Ints
     drafts: Array  # verified per request
-    padded: Ints
+    work: Array  # [reads, choices], of `VerifyShapes.work`
+    is_possible: Flags  # [reads, choices]
     updates: int  # of the cost model, when the curve was read
     curve: CostCurve
+
+
+@dataclass(frozen=True)
+class _Outlook:
+    """What is expected of each total with as many drafts read as are best for it: ``[choices]``."""
+
+    reads: Ints
+    work: Array
+    commits: Array
+    seconds: Array
 
 
 class GoodputPlanner:
@@ -39,10 +52,23 @@ class GoodputPlanner:
         shapes: what steps are possible.
         cost: predicts their time.
         exploration_share: share of time that may be spent on exploratory steps.
+        reads_log_probs: whether the drafts that are read decide which are verified.
+
+    Attributes:
+        reads: ``[reads]``, drafts read of each block that are compared, rising.
     """
 
-    def __init__(self, shapes: VerifyShapes, cost: CostModel, exploration_share: float) -> None:
+    def __init__(
+        self,
+        shapes: VerifyShapes,
+        cost: CostModel,
+        exploration_share: float,
+        reads_log_probs: bool = True,
+    ) -> None:
         self._shapes = shapes
+        every = shapes.block_size - 1
+        fewer = _READS if reads_log_probs and shapes.draft_cost > 0 else ()
+        self.reads = (*(read for read in fewer if read < every), every)
         self._cost = cost
         self._exploration = Exploration(exploration_share)
         self._choices: dict[int, _Choices] = {}
@@ -75,7 +101,8 @@ class GoodputPlanner:
         of plain steps, some of the first steps are plain.
 
         Args:
-            accepted: expected accepted drafts per request, for `drafts_verified`.
+            accepted: ``[reads, choices]``, expected accepted drafts per request where so many are
+                read (`reads`) and verified (`drafts_verified`).
             accepted_known: whether they rest on flags; if not, the step drafts in any case.
         """
         batch = load.batch
@@ -84,26 +111,16 @@ class GoodputPlanner:
             self._exploration.restart()
         choices = self._choices_for(batch)
         if not self._cost.samples(drafted=True):
-            return self._drafted(load, int(choices.tokens[-1]), "no cost data")
+            whole, every = int(choices.tokens[-1]), self.reads[-1]
+            return StepPlan(load, True, whole, every, "no cost data")
         if not self._cost.samples(drafted=False) and self._plain_trials < _PLAIN_TRIALS:
             self._plain_trials += 1
             return StepPlan(load, False, batch, 0, "no cost data")
-        commits = batch * (1 + accepted)
-        seconds = choices.curve.seconds(load.context_tokens)
-        rates = commits / seconds
-        best = int(rates[1:].argmax()) + 1
+        outlook = self._outlook(load, choices, accepted)
+        best = int((outlook.commits / outlook.seconds)[1:].argmax()) + 1
         if not accepted_known:
-            return self._drafted(load, int(choices.tokens[best]), "exploration")
-        return self._decide(load, choices, commits, seconds, best)
-
-    def price(self, plan: StepPlan) -> float:
-        """Commits that one more token must bring at the planned total; 0 if not known."""
-        choices = self._choices_for(plan.load.batch)
-        place = int(np.searchsorted(choices.tokens, plan.tokens))
-        lower, upper = max(place - 1, 0), min(place + 1, len(choices.tokens) - 1)
-        seconds = choices.curve.seconds(plan.load.context_tokens)
-        slope = (seconds[upper] - seconds[lower]) / (choices.tokens[upper] - choices.tokens[lower])
-        return plan.rate * float(slope)
+            return self._drafted(load, choices, outlook, best, "exploration")
+        return self._decide(load, choices, outlook, best)
 
     def refine(self, plan: StepPlan, survival: Floats) -> int:
         """Tokens to verify once the drafts exist: ``survival`` is ``[batch, plan.drafts]``.
@@ -115,19 +132,29 @@ class GoodputPlanner:
         if plan.rate == 0.0 or plan.reason == "exploration":
             return plan.tokens
         choices = self._choices_for(plan.load.batch)
-        seconds = choices.curve.seconds(plan.load.context_tokens)
+        seconds = choices.curve.seconds(plan.load.context_tokens)[self.reads.index(plan.drafts)]
         curve = AcceptanceCurve.of(survival[None], self._shapes.ragged)
         worth = plan.load.batch * (1 + curve.at(choices.drafts)) - plan.rate * seconds
         return min(int(choices.tokens[worth.argmax()]), survival.size + plan.load.batch)
+
+    def _outlook(self, load: StepLoad, choices: _Choices, accepted: Array) -> _Outlook:
+        commits = load.batch * (1 + accepted)  # [reads, choices]
+        seconds = choices.curve.seconds(load.context_tokens)
+        rates = np.where(choices.is_possible, commits / seconds, 0.0)
+        read = rates.argmax(0)  # [choices]
+        chosen = read, np.arange(len(read))
+        return _Outlook(
+            np.array(self.reads)[read], choices.work[chosen], commits[chosen], seconds[chosen]
+        )
 
     def _decide(
         self,
         load: StepLoad,
         choices: _Choices,
-        commits: Array,
-        seconds: Array,
+        outlook: _Outlook,
         best: int,
     ) -> StepPlan:
+        commits, seconds = outlook.commits, outlook.seconds
         padded = self._shapes.padded(load.batch, load.batch, drafted=False)
         plain_seconds = self._cost.plain_seconds(padded, load.context_tokens)
         draft_rate, plain_rate = float(commits[best] / seconds[best]), load.batch / plain_seconds
@@ -140,7 +167,7 @@ class GoodputPlanner:
         explore.earn(float(seconds[best]) if self._drafts else plain_seconds)
 
         def drafted(choice: int, reason: Reason) -> StepPlan:
-            return self._drafted(load, int(choices.tokens[choice]), reason, rate)
+            return self._drafted(load, choices, outlook, choice, reason, rate)
 
         if not self._drafts:
             explore.chosen("plain")
@@ -149,8 +176,7 @@ class GoodputPlanner:
             return StepPlan(load, False, load.batch, 0, "goodput", rate)
         explore.chosen("draft")
         if explore.is_due("plain"):
-            padded_batch = np.array([padded])
-            doubt = float(self._cost.doubt(padded, padded_batch, drafted=False)[0])
+            doubt = float(self._cost.doubt(padded, np.array([padded]), drafted=False)[0])
             if plain_rate * math.exp(_DOUBT * doubt) <= rate:
                 explore.skip("plain")
             elif explore.pay("plain", plain_seconds - load.batch / rate):
@@ -159,7 +185,7 @@ class GoodputPlanner:
                 return drafted(best, "goodput")
         losses = seconds - commits / rate
         if explore.is_due("doubtful"):
-            doubts = self._cost.doubt(load.batch, choices.padded, drafted=True)
+            doubts = self._cost.doubt(load.batch, outlook.work, drafted=True)
             hopes = commits / seconds * np.exp(_DOUBT * doubts)
             hopes[best] = 0.0
             other = int(hopes[1:].argmax()) + 1
@@ -173,20 +199,35 @@ class GoodputPlanner:
             return drafted(longer, "exploration")
         return drafted(best, "goodput")
 
-    def _drafted(self, load: StepLoad, tokens: int, reason: Reason, rate: float = 0.0) -> StepPlan:
-        return StepPlan(load, True, tokens, self._shapes.block_size - 1, reason, rate)
+    def _drafted(
+        self,
+        load: StepLoad,
+        choices: _Choices,
+        outlook: _Outlook,
+        choice: int,
+        reason: Reason,
+        rate: float = 0.0,
+    ) -> StepPlan:
+        read = int(outlook.reads[choice])
+        if reason == "exploration":
+            read = min(math.ceil(_LONGER * read), self.reads[-1])
+        return StepPlan(load, True, int(choices.tokens[choice]), read, reason, rate)
 
     def _choices_for(self, batch: int) -> _Choices:
         choices = self._choices.get(batch)
         if choices is None:
             shapes = self._shapes
             tokens = shapes.totals(batch)
-            padded = np.array([shapes.padded(batch, int(t), drafted=True) for t in tokens])
-            drafts = tokens / batch - 1
-            curve = self._cost.curve(batch, padded)
-            choices = _Choices(tokens, drafts, padded, self._cost.updates, curve)
+            work = np.array(
+                [[shapes.work(batch, int(t), True, read) for t in tokens] for read in self.reads]
+            )
+            is_possible = tokens <= batch * (1 + np.array(self.reads))[:, None]
+            curve = self._cost.curve(batch, work)
+            choices = _Choices(
+                tokens, tokens / batch - 1, work, is_possible, self._cost.updates, curve
+            )
         elif choices.updates != self._cost.updates:
-            curve = self._cost.curve(batch, choices.padded)
+            curve = self._cost.curve(batch, choices.work)
             choices = replace(choices, updates=self._cost.updates, curve=curve)
         self._choices[batch] = choices
         return choices

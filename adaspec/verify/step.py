@@ -73,6 +73,16 @@ class VerifyShapes:
             return _next_tier(tokens, self.token_tiers)
         return _next_tier(batch, self.batch_tiers) * (tokens // batch)
 
+    def work(self, batch: int, tokens: int, drafted: bool, read: int) -> float:
+        """What a step costs, in verified tokens.
+
+        `padded`, and the part of a token that reading a draft costs for drafts that are read and
+        not verified: where reading is dear, reading more to choose from is another step, not a
+        slower one of the same kind.
+        """
+        spare = batch * (1 + read) - tokens if drafted else 0
+        return self.padded(batch, tokens, drafted) + self.draft_cost * max(spare, 0)
+
 
 def _next_tier(size: int, tiers: tuple[int, ...]) -> int:
     return next((tier for tier in tiers if tier >= size), size)
@@ -109,6 +119,8 @@ class StepPlan:
         drafts: drafts of each block that may be verified; no more need to be read off the block.
         reason: what decided.
         rate: committed tokens per second that are expected; 0 if the policy does not know.
+        teaches: whether the policy learns from the step; if not, its signals need not be brought to
+            the host.
     """
 
     load: StepLoad
@@ -117,6 +129,7 @@ class StepPlan:
     drafts: int
     reason: Reason
     rate: float = 0.0
+    teaches: bool = True
 
     @property
     def width(self) -> int:

@@ -11,7 +11,7 @@ class Thrift:
     """Says when work that can wait is due: as often as its share of time pays for.
 
     Every step earns ``share`` of its duration, which the work done since is paid from. Work is due
-    when nothing is owed, and after `MOST_STEPS` steps at the latest.
+    when nothing is owed and none is under way, and after `MOST_STEPS` steps at the latest.
 
     Args:
         share: of the time of all steps.
@@ -23,20 +23,21 @@ class Thrift:
         self._clock = clock
         self._owed = 0.0
         self._steps = 0
+        self._is_under_way = False
 
     def earn(self, seconds: float) -> None:
         """Count a step."""
         self._owed = max(self._owed - self._share * seconds, 0.0)
         self._steps += 1
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the work may be done now."""
-        return self._owed == 0.0 or self._steps >= MOST_STEPS
-
-    def done(self) -> None:
-        """The work that was due has been done."""
+    def take(self) -> bool:
+        """Whether the work may be done now; if so, it is under way until `done`."""
+        is_due = self._owed == 0.0 and not self._is_under_way
+        if not is_due and self._steps < MOST_STEPS:
+            return False
         self._steps = 0
+        self._is_under_way = True
+        return True
 
     @contextmanager
     def spending(self) -> Iterator[None]:
@@ -44,3 +45,7 @@ class Thrift:
         begun = self._clock()
         yield
         self._owed += self._clock() - begun
+
+    def done(self) -> None:
+        """What was taken has been done."""
+        self._is_under_way = False

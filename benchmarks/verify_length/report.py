@@ -7,7 +7,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from adaspec.load.report import summarize
+from adaspec.load.report import steady_tokens_per_s, summarize
 from adaspec.load.runner import LoadRun
 from adaspec.load.stats import median, percentile, ratio_of_medians
 
@@ -19,7 +19,8 @@ class Measured:
     """One load with one contender, once.
 
     Attributes:
-        tokens_per_s: generated tokens over wall time, of all closed loops of the load together.
+        tokens_per_s: generated tokens over wall time, of all closed loops of the load together; of
+            a single one while it was full (`steady_tokens_per_s`).
         tpot_p50_s: time per output token after the first, over requests (and ``tpot_p99_s``).
         committed_per_pass: None if the server does not speculate.
         client_cpu_share: the highest of a closed loop; near 1 the client is the limit.
@@ -55,11 +56,12 @@ def measured(contender: str, load: str, repeat: int, runs: Sequence[LoadRun]) ->
     times = [t for o in outcomes if (t := o.time_per_output_token_s) is not None]
     passes = sum(o.target_passes or 0 for o in outcomes)
     tokens = sum(s.output_tokens for s in summaries)
+    steady = steady_tokens_per_s(runs[0]) if len(runs) == 1 else None
     return Measured(
         contender=contender,
         load=load,
         repeat=repeat,
-        tokens_per_s=tokens / sum(s.wall_s for s in summaries),
+        tokens_per_s=steady or tokens / sum(s.wall_s for s in summaries),
         tpot_p50_s=percentile(times, 50),
         tpot_p99_s=percentile(times, 99),
         committed_per_pass=tokens / passes if passes else None,

@@ -38,45 +38,17 @@ def make_verdict(tokens: torch.Tensor, acceptance: Acceptance) -> Verdict:
     return Verdict(committed, accepted.to(torch.int32) + 1, bonus)
 
 
-def greedy_verdict(
-    tokens: torch.Tensor, argmax: torch.Tensor, rows: ChainRows, prefix_lens: torch.Tensor
-) -> Verdict:
-    """`make_verdict` of `accept_greedy`; on a GPU, equal chains are judged by one kernel.
+def greedy_verdict(tokens: torch.Tensor, argmax: torch.Tensor, rows: ChainRows) -> Verdict:
+    """`make_verdict` of `accept_greedy`; on a GPU one kernel.
 
     Args:
         tokens: int64 ``[batch, width]``; argmax: int64 ``[rows]``, the target's.
-        prefix_lens: int64 ``[batch]``.
     """
-    if not tokens.is_cuda or rows.lengths is not None or rows.width == 1:
-        return make_verdict(tokens, accept_greedy(tokens[:, 1:], argmax, rows))
-    return fused_verdict(tokens, argmax, rows, prefix_lens)
+    if tokens.is_cuda and rows.width > 1:
+        from sglang_patches.worker.chain_kernels import judge_greedy
 
-
-def fused_verdict(
-    tokens: torch.Tensor, argmax: torch.Tensor, rows: ChainRows, prefix_lens: torch.Tensor
-) -> Verdict:
-    """Upstream's kernel of `greedy_verdict`, which DFLASH's greedy path uses."""
-    from sglang.kernels.ops.speculative.dflash import _compute_dflash_accept_bonus_triton_unchecked
-
-    candidates = tokens.contiguous()
-    accepted, commit_lens = torch.empty(
-        (2, rows.batch), dtype=torch.int32, device=tokens.device
-    ).unbind()
-    bonus, new_seq_lens = torch.empty(
-        (2, rows.batch), dtype=torch.int64, device=tokens.device
-    ).unbind()
-    committed = torch.empty_like(candidates)
-    _compute_dflash_accept_bonus_triton_unchecked(
-        candidates=candidates,
-        target_top1=rows.expand(argmax),
-        accept_lens_out=accepted,
-        commit_lens_out=commit_lens,
-        bonus_ids_out=bonus,
-        out_tokens_out=committed,
-        prefix_lens=prefix_lens,
-        new_seq_lens_out=new_seq_lens,
-    )
-    return Verdict(committed, commit_lens, bonus)
+        return Verdict(*judge_greedy(tokens, argmax, rows))
+    return make_verdict(tokens, accept_greedy(tokens[:, 1:], argmax, rows))
 
 
 def sampling_rules(info: "SamplingBatchInfo", reqs: "list[Req]") -> SamplingRules:

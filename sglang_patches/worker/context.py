@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adaspec.chains import ChainRows
+from sglang_patches.worker.graphs import PackedChains
 
 # What may wait; beyond it is written at once.
 _MOST_PENDING_BYTES = 32 << 20
@@ -54,33 +55,39 @@ class DraftContext:
         rows: ChainRows,
         features: Tensor,
         slots: Tensor,
-        positions: Tensor,
+        packed: PackedChains,
         commit_lens: Tensor,
     ) -> None:
         """Write the committed rows of a verify step.
 
+        On a GPU the rejected rows of chains that differ in length are written, too: into their own
+        slots, which belong to the draft block and hold nothing until they are committed.
+
         Args:
             features: ``[rows, taps · hidden]``, perhaps with padding behind.
-            slots: int64 ``[batch, width]``, in the draft pool's ids.
-            positions: int64 ``[batch, width]``.
+            slots: int64 ``[batch, columns]`` of the window, in the draft pool's ids.
+            packed: the rows of the pass.
             commit_lens: int32 ``[batch]``. The anchor's row is always committed; the bonus token
                 has no features yet.
         """
-        if self._on_host:
-            kept = (rows.column < rows.repeat(commit_lens)).nonzero().squeeze(1)
+        if not self._on_host and rows.lengths is None:
+            slots = slots[:, : rows.width]
             self._append(
-                target_hidden=features.index_select(0, kept),
-                cache_loc=rows.pack(slots).index_select(0, kept),
-                positions=rows.pack(positions).index_select(0, kept),
+                target_hidden=rows.expand(features).flatten(0, 1),
+                cache_loc=slots.reshape(-1),
+                cache_loc_2d=slots,
+                positions=packed.positions[: rows.total],
+                commit_lens=commit_lens,
             )
             return
-        self._append(
-            target_hidden=rows.expand(features).flatten(0, 1),
-            cache_loc=slots.reshape(-1),
-            cache_loc_2d=slots,
-            positions=positions.reshape(-1),
-            commit_lens=commit_lens,
-        )
+        features, positions = features[: rows.total], packed.positions[: rows.total]
+        slots = _of_rows(slots, packed, rows)
+        if self._on_host:
+            kept = (rows.column < rows.repeat(commit_lens)).nonzero().squeeze(1)
+            features, positions, slots = (
+                tensor.index_select(0, kept) for tensor in (features, positions, slots)
+            )
+        self._append(target_hidden=features, cache_loc=slots, positions=positions)
 
     def keep(
         self, requests: tuple[str, ...], features: Tensor, slots: Tensor, positions: Tensor
@@ -115,3 +122,10 @@ class DraftContext:
         self._pending_bytes = 0
         self._append(target_hidden=features, cache_loc=slots, positions=positions)
         return len(slots)
+
+
+def _of_rows(slots: Tensor, packed: PackedChains, rows: ChainRows) -> Tensor:
+    """``[batch, columns]`` as ``[rows]``."""
+    if isinstance(packed.cells, slice):
+        return slots[:, packed.cells].reshape(-1)
+    return slots.reshape(-1).index_select(0, packed.cells[: rows.total])

@@ -7,7 +7,19 @@ import torch
 if TYPE_CHECKING:
     from sglang.srt.speculative.dflash_worker_v2 import _DflashDraftSampler
 
-_ROWS = 256  # whose float32 logits exist at a time
+
+def most_probable(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens int64 ``[rows]`` and their log-probabilities float32 ``[rows]``.
+
+    Args:
+        logits: ``[rows, vocab]``.
+    """
+    if logits.is_cuda:
+        from sglang_patches.worker.draft_kernel import read_off
+
+        return read_off(logits)
+    highest, tokens = logits.max(dim=-1)
+    return tokens, highest.float() - logits.float().logsumexp(dim=-1)
 
 
 class ConfidentDraftSampler:
@@ -32,9 +44,6 @@ class ConfidentDraftSampler:
         blocks = hidden.view(-1, self._block_size, hidden.shape[-1])
         rows = blocks[:, 1:].reshape(-1, hidden.shape[-1]).to(self._weight.dtype)
         logits = rows @ self._weight.T  # [rows, vocab]
-        highest, tokens = logits.max(dim=-1)
+        tokens, log_probs = most_probable(logits)
         self.out[: len(rows)].copy_(tokens)
-        for start in range(0, len(rows), _ROWS):
-            part = slice(start, min(start + _ROWS, len(rows)))
-            total = logits[part].float().logsumexp(dim=-1)
-            torch.sub(highest[part].float(), total, out=self.log_probs[part])
+        self.log_probs[: len(rows)].copy_(log_probs)

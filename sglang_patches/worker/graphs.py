@@ -4,10 +4,38 @@ from dataclasses import dataclass, field
 
 import torch
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+from torch import Tensor
 
 from adaspec.chains import ChainRows
 
-_Key = tuple[int, int]  # batch, width
+_Key = tuple[int, int, int]  # batch, width, columns
+
+
+@dataclass(frozen=True)
+class PackedChains:
+    """The rows of a verify pass, padded to the rows of a captured graph.
+
+    Attributes:
+        tokens: int64 ``[rows]``; positions: int64 ``[rows]``.
+        cells: place of every row in the flattened window, int64 ``[rows]``, -1 for padding; or the
+            window's columns, if its rows are taken as they lie.
+        layout: SGLang's description of chains that may differ in length; None if the pass is laid
+            out by one width.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    cells: Tensor | slice
+    layout: RaggedVerifyLayout | None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the rows of a pass come from, ``[rows]``, and SGLang's description of it."""
+
+    cells: Tensor
+    taken: Tensor  # `cells`, or 0 for padding
+    layout: RaggedVerifyLayout
 
 
 @dataclass(frozen=True)
@@ -26,7 +54,7 @@ class RaggedGraphs:
     block_size: int
     tiers: tuple[int, ...] = ()
     most_requests: int = 0
-    _uniform: dict[_Key, tuple[torch.Tensor, RaggedVerifyLayout]] = field(default_factory=dict)
+    _uniform: dict[_Key, _Place] = field(default_factory=dict)
 
     def rows(self, batch: int, total: int) -> int:
         """Rows of the smallest graph that holds a pass, or of the pass if none does."""
@@ -34,24 +62,59 @@ class RaggedGraphs:
             return total
         return next((tier for tier in self.tiers if tier >= total), total)
 
-    def lay_out(self, rows: ChainRows, columns: int) -> tuple[torch.Tensor, RaggedVerifyLayout]:
-        """Where the rows of a pass come from, and SGLang's description of it.
+    def pack(self, rows: ChainRows, tokens: Tensor, positions: Tensor) -> PackedChains:
+        """The rows of a pass.
 
         Args:
-            columns: of the window that the chains are the first columns of.
-
-        Returns:
-            Place of every row in the flattened window, int64 ``[rows]``, -1 for padding; the
-            layout, for the request slots of the graph if there is one.
+            tokens: int64 ``[batch, rows.width]``.
+            positions: int64 ``[batch, columns]`` of the window that the chains are the first
+                columns of.
         """
+        if rows.lengths is not None and tokens.is_cuda:
+            return self._pack_in_one_launch(rows, tokens, positions)
+        columns = positions.shape[1]
+        place = self._place(rows, columns)
+        if tokens.shape[1] != columns:
+            tokens = torch.nn.functional.pad(tokens, (0, columns - tokens.shape[1]))
+        return PackedChains(
+            tokens.reshape(-1).index_select(0, place.taken),
+            positions.reshape(-1).index_select(0, place.taken),
+            place.cells,
+            place.layout,
+        )
+
+    def _pack_in_one_launch(
+        self, rows: ChainRows, tokens: Tensor, positions: Tensor
+    ) -> PackedChains:
+        from sglang_patches.worker.chain_kernels import pack_rows
+
+        size = self.rows(rows.batch, rows.total)
+        slots = self._slots(rows.batch, size)
+        packed = pack_rows(rows, tokens, positions, size, slots or rows.batch)
+        layout = RaggedVerifyLayout(
+            verify_lens=packed.lengths,
+            graph_num_tokens=size,
+            extend_start_loc=packed.boundaries[:-1],
+            qo_indptr_device=packed.boundaries,
+            cap=self.block_size if slots else None,
+        )
+        return PackedChains(packed.tokens, packed.positions, packed.cells, layout)
+
+    def _slots(self, batch: int, size: int) -> int:
+        """Request slots of the graph of this size (``_ragged_capture_slots``); 0 without one."""
+        if size not in self.tiers or batch > self.most_requests:
+            return 0
+        return min(size, self.most_requests)
+
+    def _place(self, rows: ChainRows, columns: int) -> _Place:
         if rows.lengths is not None:
             return self._make(rows, columns)
-        key = (rows.batch, rows.width)
+        key = (rows.batch, rows.width, columns)
         if key not in self._uniform:
             self._uniform[key] = self._make(rows, columns)
         return self._uniform[key]
 
-    def _make(self, rows: ChainRows, columns: int) -> tuple[torch.Tensor, RaggedVerifyLayout]:
+    def _make(self, rows: ChainRows, columns: int) -> _Place:
         size = self.rows(rows.batch, rows.total)
         cells = rows.cell
         if rows.width != columns:
@@ -68,8 +131,6 @@ class RaggedGraphs:
             extend_start_loc=start,
             qo_indptr_device=torch.nn.functional.pad(start, (0, 1), value=rows.total),
         )
-        if size in self.tiers and rows.batch <= self.most_requests:
-            # As ``DecodeCudaGraphRunner._ragged_capture_slots`` says.
-            slots = min(size, self.most_requests)
+        if slots := self._slots(rows.batch, size):
             layout = layout.padded_to_bucket(padded_bs=slots, cap=self.block_size)
-        return cells, layout
+        return _Place(cells, cells.clamp(min=0), layout)

@@ -130,11 +130,9 @@ class VerifyLengths:
         """Share out the tokens of a step that drafted."""
         allocation = self.policy.allocate(step.plan, signals)
         step.tokens = allocation.tokens
-        present = {
-            "lengths": None if is_uniform(allocation, self.shapes) else allocation.lengths,
-            "log_probs": signals.log_probs,
-            "length_ratio": signals.length_ratio,
-        }
+        present = {"lengths": None if is_uniform(allocation, self.shapes) else allocation.lengths}
+        if step.plan.teaches:
+            present |= {"log_probs": signals.log_probs, "length_ratio": signals.length_ratio}
         present = {name: tensor for name, tensor in present.items() if tensor is not None}
         if not present:
             return allocation

@@ -21,6 +21,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from adaspec.chains import ChainRows
 from adaspec.verify import CostSample
 from sglang_patches.worker.draft import BlockWindow, open_window, propose
+from sglang_patches.worker.graphs import PackedChains
 from sglang_patches.worker.verify import pack_chains
 
 if TYPE_CHECKING:
@@ -80,13 +81,13 @@ def _run(worker: "AdaSpecWorker", size: int, tokens: int, drafted: bool) -> None
         longest = -(-tokens // size)
         rows = ChainRows.ragged(lengths, tokens, longest)
         chains = propose(worker, batch, batch, window, longest - 1).tokens
-    output = worker.model_runner.forward(_target_batch(worker, batch, window, chains, rows))
+    packed = pack_chains(worker, window, chains, rows)
+    output = worker.model_runner.forward(_target_batch(worker, batch, window, packed, rows))
     output.logits_output.next_token_logits.argmax(dim=-1)
     if drafted:
-        slots = torch.zeros_like(chains)
-        positions = window.positions[:, : rows.width]
+        slots = torch.zeros_like(window.slots)
         features = output.logits_output.hidden_states
-        worker.context.commit(rows, features, slots, positions, torch.ones_like(lens))
+        worker.context.commit(rows, features, slots, packed, torch.ones_like(lens))
     if worker.uses_triton:
         torch.cuda.synchronize()
 
@@ -95,10 +96,9 @@ def _target_batch(
     worker: "AdaSpecWorker",
     batch: ProbeBatch,
     window: BlockWindow,
-    chains: torch.Tensor,
+    packed: PackedChains,
     rows: ChainRows,
 ) -> ForwardBatch:
-    packed = pack_chains(worker, window, chains, rows)
     verify_input = DFlashVerifyInput(
         draft_token=packed.tokens,
         positions=packed.positions,

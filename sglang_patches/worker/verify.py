@@ -1,7 +1,6 @@
 """Verification: one target pass over the drafted tokens, and the logits it must be judged by."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,11 +9,11 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
-from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 from adaspec.chains import ChainRows
 from sglang_patches.worker.draft import BlockWindow
+from sglang_patches.worker.graphs import PackedChains
 
 if TYPE_CHECKING:
     from sglang.srt.managers.utils import GenerationBatchResult
@@ -22,46 +21,15 @@ if TYPE_CHECKING:
     from sglang_patches.worker.worker import AdaSpecWorker
 
 
-@dataclass(frozen=True)
-class PackedChains:
-    """The rows of a verify pass, padded to the rows of a captured graph.
-
-    Attributes:
-        tokens: int64 ``[rows]``; positions: int64 ``[rows]``.
-        cells: place of every row in the flattened window, int64 ``[rows]``, -1 for padding; or the
-            window's columns, if its rows are taken as they lie.
-        layout: SGLang's description of chains that may differ in length; None if the pass is laid
-            out by one width.
-    """
-
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    cells: torch.Tensor | slice
-    layout: RaggedVerifyLayout | None
-
-
 def pack_chains(
     worker: "AdaSpecWorker", window: BlockWindow, tokens: torch.Tensor, rows: ChainRows
 ) -> PackedChains:
     """Lay out the chains in ``tokens`` (``[batch, width]``) for a pass of the target."""
-    columns = slice(0, rows.width)
     if rows.lengths is None and not worker.is_ragged:
+        columns = slice(0, rows.width)
         positions = rows.pack(window.positions[:, columns])
         return PackedChains(rows.pack(tokens), positions, columns, None)
-    block = window.slots.shape[1]
-    cells, layout = worker.graphs.lay_out(rows, block)
-    taken = cells.clamp(min=0)
-    chains = tokens if tokens.shape[1] == block else _widen(tokens, block)
-    return PackedChains(
-        chains.reshape(-1).index_select(0, taken),
-        window.positions.reshape(-1).index_select(0, taken),
-        cells,
-        layout,
-    )
-
-
-def _widen(tokens: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]))
+    return worker.graphs.pack(rows, tokens, window.positions)
 
 
 def target_forward(
@@ -69,15 +37,14 @@ def target_forward(
     batch: ScheduleBatch,
     draft_input: DFlashDraftInputV2,
     window: BlockWindow,
-    tokens: torch.Tensor,
+    packed: PackedChains,
     rows: ChainRows,
 ) -> "GenerationBatchResult":
-    """Run the target over the chains in ``tokens`` (``[batch, width]``), behind each prefix.
+    """Run the target over chains, behind each prefix.
 
     Returns SGLang's ``GenerationBatchResult`` of the pass: logits for every row of ``rows``, and
     the tapped hidden states of the same rows, perhaps with padding behind.
     """
-    packed = pack_chains(worker, window, tokens, rows)
     verify_input = DFlashVerifyInput(
         draft_token=packed.tokens,
         positions=packed.positions,

@@ -34,7 +34,8 @@ from sglang_patches.online.loop import start_online
 from sglang_patches.worker.accept import Verdict, greedy_verdict, make_verdict, sampling_rules
 from sglang_patches.worker.context import DraftContext
 from sglang_patches.worker.draft import BlockWindow, open_window, propose
-from sglang_patches.worker.draft_sampler import ConfidentDraftSampler
+from sglang_patches.worker.draft_sampler import ConfidentDraftSampler, most_probable
+from sglang_patches.worker.graphs import PackedChains
 from sglang_patches.worker.history import OutputHistory
 from sglang_patches.worker.lengths import PlannedStep, VerifyLengths, chain_rows
 from sglang_patches.worker.policy import (
@@ -45,7 +46,7 @@ from sglang_patches.worker.policy import (
 )
 from sglang_patches.worker.probe import probe
 from sglang_patches.worker.report import report
-from sglang_patches.worker.verify import constrain_logits, target_forward
+from sglang_patches.worker.verify import constrain_logits, pack_chains, target_forward
 
 if TYPE_CHECKING:
     from sglang.kernels.ops.speculative.fused_kv_materialize import FusedKVMaterializeHelper
@@ -187,10 +188,9 @@ class AdaSpecWorker(DFlashWorkerV2):
         else:
             logits = torch.nn.functional.linear(hidden.to(lm_head.weight.dtype), lm_head.weight)
         logits = logits[:, : lm_head.org_vocab_size]
-        highest, tokens = logits.max(dim=-1)
         if not self.lengths.policy.reads_log_probs:
-            return tokens, None
-        return tokens, highest.float() - logits.float().logsumexp(dim=-1)
+            return logits.argmax(dim=-1), None
+        return most_probable(logits)
 
     def length_ratio(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """The length head's output ``[batch]`` for draft blocks ``[batch, block, hidden]``.
@@ -264,7 +264,8 @@ class AdaSpecWorker(DFlashWorkerV2):
         # Starts a copy to the host, so it must precede the launch it is hidden behind.
         grammar_tree = GrammarTree.from_linear_chain(tokens) if batch.has_grammar else None
 
-        target = target_forward(self, batch, draft_input, window, tokens, rows)
+        packed = pack_chains(self, window, tokens, rows)
+        target = target_forward(self, batch, draft_input, window, packed, rows)
         verdict = self._judge(
             batch, target.logits_output, tokens, rows, grammar_tree, grammar_barrier
         )
@@ -276,7 +277,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         if on_publish is not None:
             on_publish(new_seq_lens)
         report(batch, draft_input, target.logits_output, verdict, rows)
-        self._extend_draft_context(step, window, rows, tapped, verdict)
+        self._extend_draft_context(step, window, packed, rows, tapped, verdict)
         # [rows, taps · hidden] and [rows, hidden]; never copied to the host
         target.logits_output.hidden_states = target.logits_output.last_hidden_states = None
         next_draft_input = self._make_next_draft_input_decode(
@@ -316,7 +317,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         if info is None or info.is_all_greedy:
             argmax = logits.argmax(dim=-1)
             self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, argmax)
-            return greedy_verdict(tokens, argmax, rows, batch.seq_lens)
+            return greedy_verdict(tokens, argmax, rows)
         rules = sampling_rules(info, batch.reqs)
         acceptance = accept_sampled(tokens[:, 1:], logits, rules, rows)
         for decision in acceptance:
@@ -327,6 +328,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         self,
         step: PlannedStep,
         window: BlockWindow,
+        packed: PackedChains,
         rows: ChainRows,
         tapped: torch.Tensor,
         verdict: Verdict,
@@ -339,8 +341,7 @@ class AdaSpecWorker(DFlashWorkerV2):
         if not step.plan.drafted:
             self.context.keep(step.plan.load.requests, tapped, slots[:, 0], window.positions[:, 0])
             return
-        slots, positions = slots[:, : rows.width], window.positions[:, : rows.width]
-        self.context.commit(rows, tapped, slots, positions, verdict.commit_lens)
+        self.context.commit(rows, tapped, slots, packed, verdict.commit_lens)
 
     def _append_target_hidden_to_draft_kv_by_loc(
         self,

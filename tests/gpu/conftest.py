@@ -4,6 +4,7 @@ Everywhere else they are skipped. A test names the servers it talks to with the 
 those of all selected tests start together, and tests that need none run meanwhile.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ _QUESTIONS = [
     [19161, 253, 5905, 1517, 338, 7845, 827, 2966, 30],  # Write a Python function that adds …
     [4898, 314, 260, 6376, 4461, 47],  # Why is the sky blue?
 ]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = [[*_BEFORE, *question, *_AFTER] for question in _QUESTIONS]
 
 
@@ -44,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _needs_cuda() -> None:
-    if not torch.cuda.is_available():
+    if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no CUDA GPU")
 
 

@@ -5,12 +5,11 @@ import torch
 
 from adaspec.acceptance import (
     SamplingRules,
-    accept_greedy,
     accept_sampled,
     filtered_weights,
 )
 from adaspec.chains import ChainRows
-from sglang_patches.worker.accept import greedy_verdict, make_verdict
+from sglang_patches.worker.accept import make_verdict
 from sglang_patches.worker.history import OutputHistory
 from tests.worker.test_history import PENALTIES, VOCAB, Params, Request
 
@@ -38,20 +37,6 @@ def layout(batch: int, width: int, device: str, *, ragged: bool) -> ChainRows:
         return ChainRows.uniform(batch, width, torch.device(device))
     lengths = torch.arange(batch) % width + 1
     return ChainRows.ragged(lengths.to(device), int(lengths.sum()), width)
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_greedy_acceptance_and_the_verdict_made_of_it(ragged: bool) -> None:
-    torch.manual_seed(0)
-    tokens = torch.randint(0, 3, (64, 6))
-    rows, device_rows = (layout(64, 6, device, ragged=ragged) for device in ("cpu", "cuda"))
-    argmax = torch.randint(0, 3, (rows.total,))
-    here = make_verdict(tokens, accept_greedy(tokens[:, 1:], argmax, rows))
-    lens = torch.arange(64, device="cuda")
-    there = greedy_verdict(tokens.cuda(), argmax.cuda(), device_rows, lens)
-    assert here.commit_lens.unique().numel() > 2
-    for name in ("committed", "commit_lens", "bonus"):
-        assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
 
 
 @pytest.mark.parametrize("ragged", [False, True])

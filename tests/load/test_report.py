@@ -1,12 +1,13 @@
 """Figures computed from outcomes, against values worked out by hand."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from adaspec.load.client import RequestOutcome, Sampling
-from adaspec.load.report import first_errors, summarize, summary_table
+from adaspec.load.report import first_errors, steady_tokens_per_s, summarize, summary_table
 from adaspec.load.runner import LoadPlan, LoadRun
 from adaspec.load.stats import percentile, ratio_of_medians
 
@@ -35,6 +36,22 @@ def test_summary_by_hand() -> None:
     assert summary.tpot_p99_s == pytest.approx(0.1)
     assert summary.committed_per_pass == pytest.approx(42 / 8)
     assert summary.client_cpu_share == pytest.approx(0.25)
+
+
+def test_a_steady_rate_leaves_out_the_end_of_a_run() -> None:
+    def at(started: float, first: float, last: float, tokens: int) -> RequestOutcome:
+        return replace(outcome(first=first, last=last, tokens=tokens), started_s=started)
+
+    # Two in flight; the third is sent when the first ends, at 3, and runs on alone.
+    run = run_of(at(0.0, 1.0, 3.0, 21), at(0.0, 1.0, 5.0, 41), at(3.0, 4.0, 9.0, 51))
+    assert steady_tokens_per_s(run) == pytest.approx((21 + 21 + 0) / 3)
+    failed = at(0.0, 1.0, 5.0, 41)
+    failed = replace(failed, error="HTTP 500")
+    assert steady_tokens_per_s(run_of(run.outcomes[0], failed, run.outcomes[2])) == 21 / 3
+
+
+def test_a_run_that_was_never_refilled_has_no_steady_rate() -> None:
+    assert steady_tokens_per_s(run_of(outcome(), outcome())) is None
 
 
 def test_without_speculation_or_answers_figures_are_absent() -> None:

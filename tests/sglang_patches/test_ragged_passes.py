@@ -89,11 +89,13 @@ def test_a_uniform_step_has_a_layout_only_where_graphs_are_ragged() -> None:
 
 def test_uniform_layouts_are_made_once() -> None:
     graphs = RaggedGraphs(BLOCK, (4, 8), 4)
-    for _ in range(2):
-        again = [
-            graphs.lay_out(ChainRows.uniform(2, 1, torch.device("cpu")), BLOCK) for _ in range(2)
-        ]
-        assert again[0] is again[1]
+    tokens, positions = torch.tensor([[1], [5]]), torch.arange(2 * BLOCK).view(2, BLOCK)
+    rows = ChainRows.uniform(2, 1, torch.device("cpu"))
+    once, again = (graphs.pack(rows, tokens, positions) for _ in range(2))
+    assert once.layout is again.layout
+    # A step without drafts has a window of one column.
+    narrow = graphs.pack(rows, tokens, positions[:, :1])
+    assert narrow.positions.tolist() == [0, BLOCK, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +107,7 @@ def test_a_pass_takes_the_smallest_graph_that_holds_it(
     assert RaggedGraphs(BLOCK, (4, 8, 16), 4).rows(batch, total) == expected
 
 
-def test_log_probabilities_are_those_of_the_drafted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_patches.worker.draft_sampler._ROWS", 4)
+def test_log_probabilities_are_those_of_the_drafted_tokens() -> None:
     torch.manual_seed(0)
     weight, hidden = torch.randn(50, 8), torch.randn(3 * BLOCK, 8)
     stock = _DflashDraftSampler(

@@ -36,8 +36,8 @@ def survival(batch: int, acceptance: float) -> np.ndarray:
 
 
 def accepted(planner: GoodputPlanner, batch: int, acceptance: float) -> np.ndarray:
-    curve = AcceptanceCurve.of(survival(batch, acceptance), ragged=True)
-    return curve.at(planner.drafts_verified(batch))
+    rows, verified = survival(batch, acceptance), planner.drafts_verified(batch)
+    return np.array([AcceptanceCurve.of(rows[..., :r], True).at(verified) for r in planner.reads])
 
 
 def plan(planner: GoodputPlanner, batch: int, acceptance: float) -> StepPlan:
@@ -75,6 +75,30 @@ def test_tokens_up_to_the_graph_tier_are_used() -> None:
     chosen = plan(planner(shapes, 0.020, 0.010, 0.001), 4, 0.7)
     assert chosen.drafted
     assert chosen.tokens in (8, 16, 32)
+
+
+@pytest.mark.parametrize(("draft_cost", "least", "most"), [(0.01, 6, 7), (0.3, 2, 4), (3.0, 1, 3)])
+def test_as_many_drafts_are_read_as_pay(draft_cost: float, least: int, most: int) -> None:
+    shapes = VerifyShapes(BLOCK, 16, ragged=True, on_host=True, draft_cost=draft_cost)
+    chooser = planner(shapes, 0.030, 0.010, 0.001)
+    rows = np.array([0.99, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1], np.float32).cumprod(dtype=np.float32)
+    rows = np.stack([rows, np.full(7, 0.9, np.float32).cumprod(dtype=np.float32)] * 2)[None]
+    verified = chooser.drafts_verified(4)
+    accepted = np.array(
+        [AcceptanceCurve.of(rows[..., :r], True).at(verified) for r in chooser.reads]
+    )
+    chosen = chooser.plan(load(4), accepted, True)
+    assert chosen.drafted
+    assert least <= chosen.drafts <= most
+    assert chosen.tokens <= 4 * (1 + chosen.drafts)
+
+
+def test_reading_more_than_is_verified_is_work_of_its_own() -> None:
+    shapes = VerifyShapes(BLOCK, 16, ragged=True, draft_cost=0.25)
+    assert shapes.work(4, 16, drafted=True, read=3) == 16
+    assert shapes.work(4, 17, drafted=True, read=4) == 17 + 0.25 * 3
+    assert shapes.work(4, 16, drafted=True, read=7) == 16 + 0.25 * 4 * 4
+    assert shapes.work(4, 4, drafted=False, read=0) == 4
 
 
 def test_without_data_the_block_is_verified_and_plain_steps_are_tried() -> None:

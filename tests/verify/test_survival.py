@@ -6,10 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaspec.verify.forecast import Forecast
 from adaspec.verify.step import Flags, Floats, Ints
 from adaspec.verify.survival import SAMPLED, DeviceSurvival, SurvivalModel
-from adaspec.verify.traffic import Traffic
 
 DRAFTS = 7
 BATCH = 32
@@ -186,16 +184,3 @@ def test_drafts_that_were_not_read_are_as_sure_as_usual() -> None:
     device = DeviceSurvival(model, torch.device("cpu"))
     read = device(torch.tensor(batch[:, :2]), history, sampled).numpy()
     np.testing.assert_allclose(read, whole[:, :2], rtol=1e-4)
-
-
-def test_as_many_drafts_are_read_as_pay() -> None:
-    traffic = Traffic(4, max_batch=4)
-    slots = traffic.admit(("a", "b"))
-    rows = np.array([[0.9, 0.6, 0.3, 0.1], [0.9, 0.2, 0.05, 0.01]], np.float32)
-    for _ in range(20):
-        traffic.record_survival(slots, rows)
-    forecast = Forecast(traffic, ragged=True)
-    assert forecast.drafts_worth_reading(slots, 0.25, 0.0) == 3  # the third of the first is above
-    assert forecast.drafts_worth_reading(slots, 0.25, 0.2) == 2
-    assert forecast.drafts_worth_reading(slots, 0.25, 2.0) == 1
-    assert forecast.drafts_worth_reading(slots, 0.01, 0.2) == 4

@@ -49,7 +49,8 @@ def test_uniform_steps_never_accept_more(survival: np.ndarray) -> None:
 def forecast(traffic: Traffic, batch: tuple[str, ...], drafting: bool = True) -> float:
     """Expected accepted drafts per request when all are verified."""
     at = np.array([float(DRAFTS)])
-    return float(Forecast(traffic, ragged=True).accepted(traffic.admit(batch), at, drafting)[0])
+    forecast = Forecast(traffic, ragged=True, reads=(DRAFTS,))
+    return float(forecast.accepted(traffic.admit(batch), at, drafting)[0, 0])
 
 
 def test_a_request_that_differs_is_forecast_by_what_it_did() -> None:

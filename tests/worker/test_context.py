@@ -6,6 +6,7 @@ import torch
 from adaspec.chains import ChainRows
 from sglang_patches.worker import context as module
 from sglang_patches.worker.context import DraftContext
+from sglang_patches.worker.graphs import PackedChains, RaggedGraphs
 
 Written = dict[int, tuple[float, int]]  # slot: (feature, position)
 
@@ -25,6 +26,16 @@ class Cache:
             target_hidden[:, 0].tolist(), cache_loc.tolist(), positions.tolist(), strict=True
         ):
             self.slots[slot] = (row, position)
+
+
+FEATURES = torch.arange(8.0)[:, None]  # with padding behind
+SLOTS = torch.arange(9).view(3, 3)
+COMMIT_LENS = torch.tensor([2, 1, 2], dtype=torch.int32)
+
+
+def packed(rows: ChainRows, graphs: RaggedGraphs | None = None) -> PackedChains:
+    positions = torch.arange(10, 19).view(3, 3)
+    return (graphs or RaggedGraphs(3)).pack(rows, SLOTS[:, : rows.width], positions)
 
 
 @pytest.fixture
@@ -49,10 +60,25 @@ def test_only_committed_rows_of_ragged_chains_are_written(
     context: DraftContext, cache: Cache
 ) -> None:
     rows = ChainRows.ragged(torch.tensor([3, 1, 2]), 6, 3)
-    slots, positions = torch.arange(9).view(3, 3), torch.arange(10, 19).view(3, 3)
-    features = torch.arange(8.0)[:, None]
-    context.commit(rows, features, slots, positions, torch.tensor([2, 1, 2], dtype=torch.int32))
+    context.commit(rows, FEATURES, SLOTS, packed(rows), COMMIT_LENS)
     assert cache.slots == {0: (0, 10), 1: (1, 11), 3: (3, 13), 6: (4, 16), 7: (5, 17)}
+
+
+def test_on_a_device_rejected_rows_go_to_their_own_slots(cache: Cache) -> None:
+    rows = ChainRows.ragged(torch.tensor([3, 1, 2]), 6, 3)
+    context = DraftContext(cache.append, on_host=False)
+    context.commit(rows, FEATURES, SLOTS, packed(rows), COMMIT_LENS)
+    assert cache.slots == {
+        0: (0, 10), 1: (1, 11), 2: (2, 12), 3: (3, 13), 6: (4, 16), 7: (5, 17)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("graphs", [RaggedGraphs(3), RaggedGraphs(3, (8,), 4)])
+def test_equal_chains_are_written_from_their_columns(cache: Cache, graphs: RaggedGraphs) -> None:
+    rows = ChainRows.uniform(3, 2, torch.device("cpu"))
+    context = DraftContext(cache.append, on_host=True)
+    context.commit(rows, FEATURES, SLOTS, packed(rows, graphs), COMMIT_LENS)
+    assert cache.slots == {0: (0, 10), 1: (1, 11), 3: (2, 13), 6: (4, 16), 7: (5, 17)}
 
 
 def test_plain_steps_are_written_in_one_go(context: DraftContext, cache: Cache) -> None:
