@@ -12,6 +12,8 @@ from adaspec.errors import AdaSpecError
 from adaspec.load.client import RequestOutcome, Sampling, stream_chat
 
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+# Uvicorn closes a connection after 5 s without a request; one sent just then would be lost.
+_KEPT_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ async def _run_plan(
     flush_cache: bool,
     on_request: Callable[[LoadPlan, RequestOutcome], None] | None,
 ) -> LoadRun:
-    limits = httpx.Limits(max_connections=plan.concurrency)
+    limits = httpx.Limits(max_connections=plan.concurrency, keepalive_expiry=_KEPT_S)
     async with httpx.AsyncClient(timeout=_TIMEOUT, limits=limits, trust_env=False) as client:
         await _check_server(client, url, flush_cache)
         first = repeat * plan.requests

@@ -18,6 +18,7 @@ follows at once.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ from adaspec.verify.grid import LEVEL_STD, CostGrid
 
 Array = NDArray[np.float64]
 
-_SAMPLES_PER_UPDATE = 8
+_SAMPLES_PER_UPDATE, _MOST_WAITING = 8, 32
 _CLIP = 3.0  # standard deviations
 # With every sample so much of the prior's covariance comes back, and more of its level's: a machine
 # becomes slower as a whole sooner than it changes its ways.
@@ -128,7 +129,7 @@ class CostModel:
         self._drift[:size, :size] += (_LEVEL_DRIFT - 1) * LEVEL_STD**2
         self._origin = 0.0
         self._noise = _FIRST_NOISE
-        self._waiting: list[CostSample] = []
+        self._waiting: deque[CostSample] = deque(maxlen=_MOST_WAITING)
         self._samples = [0, 0]
         self.updates = 0
         self._plain: Array = np.zeros(0)  # [batches], log seconds over the origin
@@ -140,12 +141,14 @@ class CostModel:
         return self._samples[drafted]
 
     def observe(self, sample: CostSample) -> None:
-        """Take in a measured step. Durations that are not positive or finite are ignored."""
-        if not (0 < sample.seconds < np.inf):
-            return
-        self._waiting.append(sample)
-        if len(self._waiting) >= _SAMPLES_PER_UPDATE:
-            self._update()
+        """Note a measured step for `learn`; durations that are not positive or finite are not."""
+        if 0 < sample.seconds < np.inf:
+            self._waiting.append(sample)
+
+    def learn(self) -> None:
+        """Take in what was noted, by eights; fewer wait for more."""
+        while len(self._waiting) >= _SAMPLES_PER_UPDATE:
+            self._take_in([self._waiting.popleft() for _ in range(_SAMPLES_PER_UPDATE)])
 
     def seed(self, samples: Iterable[CostSample]) -> None:
         """Take in the measurements of a start-up probe, at once; repeats count by their median."""
@@ -212,9 +215,7 @@ class CostModel:
             self._noise,
         )
 
-    def _update(self) -> None:
-        """Take in the waiting samples."""
-        samples, self._waiting = self._waiting, []
+    def _take_in(self, samples: list[CostSample]) -> None:
         for sample in samples:
             self._samples[sample.drafted] += 1
         design, surprise = self._surprise(samples)

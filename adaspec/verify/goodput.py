@@ -119,8 +119,10 @@ class GoodputPolicy:
         return Allocation(allocate(survival, tokens), tokens)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """See `VerifyPolicy`."""
+        """See `VerifyPolicy`. The time of every step counts; only its noting is not put off."""
         self._thrift.earn(outcome.seconds or 0.0)  # a step whose time is not known counts, too
+        if outcome.seconds is not None:
+            self.cost.observe(self._sample(outcome, outcome.seconds))
         if not outcome.plan.teaches:
             return
         self._kept = self._history = None
@@ -129,9 +131,8 @@ class GoodputPolicy:
         self._thrift.done()
 
     def _learn(self, outcome: StepOutcome) -> None:
+        self.cost.learn()
         load, drafted = outcome.plan.load, outcome.plan.drafted
-        if outcome.seconds is not None:
-            self.cost.observe(self._sample(outcome, outcome.seconds))
         if not drafted or outcome.lengths is None or outcome.accepted is None:
             return
         slots = self._traffic.find(load.requests)

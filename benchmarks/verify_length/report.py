@@ -7,7 +7,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from adaspec.load.report import steady_tokens_per_s, summarize
+from adaspec.load.report import first_errors, steady_tokens_per_s, summarize
 from adaspec.load.runner import LoadRun
 from adaspec.load.stats import median, percentile, ratio_of_medians
 
@@ -24,6 +24,7 @@ class Measured:
         tpot_p50_s: time per output token after the first, over requests (and ``tpot_p99_s``).
         committed_per_pass: None if the server does not speculate.
         client_cpu_share: the highest of a closed loop; near 1 the client is the limit.
+        messages: of the first errors.
     """
 
     contender: str
@@ -35,6 +36,7 @@ class Measured:
     committed_per_pass: float | None
     client_cpu_share: float
     errors: int
+    messages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,7 @@ def measured(contender: str, load: str, repeat: int, runs: Sequence[LoadRun]) ->
         committed_per_pass=tokens / passes if passes else None,
         client_cpu_share=max(s.client_cpu_share for s in summaries),
         errors=sum(s.errors for s in summaries),
+        messages=tuple(first_errors(runs)),
     )
 
 

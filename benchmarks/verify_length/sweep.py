@@ -210,7 +210,7 @@ def measure(
 ) -> list[Measured]:
     """Every load with every contender, repeats outermost, in an order that rotates.
 
-    What there is is saved after every measured repeat: a long run may be cut short.
+    What there is is saved after every measured load: a long run may be cut short.
     """
     prompts = load_prompts(Path(sweep.prompts) if sweep.prompts != "bundled" else None)
     speculative = next(name for name in sweep.contenders if name != "plain")
@@ -224,11 +224,11 @@ def measure(
             console.print(
                 f"round {repeat + 1} of {sweep.repeats}  {load.name:<12} {contender:<9}"
                 f" {found.tokens_per_s:7.1f} tok/s  {found.errors} errors"
+                f" {' '.join(found.messages)}"
             )
             if repeat >= 0:
                 results.append(found)
-        if results:
-            save(results)
+                save(results)
     return results
 
 

@@ -112,12 +112,12 @@ def _pack_rows(
         ends = tl.cumsum(tl.where(slot < slots, padded, 0), 0)
         tl.store(boundaries_ptr, 0)
         tl.store(boundaries_ptr + 1 + slot, ends, mask=slot < slots)
-        token, position = tl.load(tokens_ptr), tl.load(positions_ptr)
+        first_token, first_position = tl.load(tokens_ptr), tl.load(positions_ptr)
         for begin in range(total, size, PADDING):
             row = begin + tl.arange(0, PADDING)
             nothing = tl.zeros([PADDING], tl.int64)
-            tl.store(row_tokens_ptr + row, nothing + token, mask=row < size)
-            tl.store(row_positions_ptr + row, nothing + position, mask=row < size)
+            tl.store(row_tokens_ptr + row, nothing + first_token, mask=row < size)
+            tl.store(row_positions_ptr + row, nothing + first_position, mask=row < size)
             tl.store(cells_ptr + row, nothing - 1, mask=row < size)
 
 

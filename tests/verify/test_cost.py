@@ -36,6 +36,7 @@ def feed(model: CostModel, sample: CostSample, times: int, noise: float = 0.03) 
         model.observe(
             CostSample(sample.batch, sample.tokens, sample.context_tokens, sample.drafted, seconds)
         )
+        model.learn()
 
 
 @pytest.mark.parametrize("step_time", TIMES)
@@ -98,6 +99,17 @@ def test_a_machine_that_changes_speed_is_followed_in_32_steps(factor: float) -> 
     assert model.plain_seconds(64, 0) == pytest.approx(truth, rel=0.2)
 
 
+def test_what_is_noted_is_taken_in_later_the_newest_of_it() -> None:
+    model = probed()
+    truth = gpu_time(16, 64, 0, True)
+    before = predicted(model, 16, 64)
+    for seconds in (*[5 * truth] * 40, *[2 * truth] * 32):
+        model.observe(CostSample(16, 64, 0, True, seconds))
+    assert predicted(model, 16, 64) == before
+    model.learn()
+    assert predicted(model, 16, 64) == pytest.approx(2 * truth, rel=0.05)
+
+
 def test_context_is_learned() -> None:
     def truth(context: int, tokens: int, drafted: bool) -> float:
         return 0.006 + 5e-8 * context + (1e-3 if drafted else 0) + 1e-5 * tokens
@@ -107,6 +119,7 @@ def test_context_is_learned() -> None:
         context, width = int(random.integers(0, 200_000)), int(random.choice([1, 4, 8]))
         seconds = truth(context, 32 * width, width > 1) * np.exp(0.03 * random.standard_normal())
         model.observe(CostSample(32, 32 * width, context, width > 1, float(seconds)))
+        model.learn()
     for context in (5_000, 100_000, 190_000):
         assert predicted(model, 32, 128, context) == pytest.approx(
             truth(context, 128, True), rel=0.06
