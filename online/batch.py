@@ -22,12 +22,14 @@ class BlockBatch:
         teacher_rows: int64 ``[blocks, block - 1]``, index into the trajectory's teacher of the row
             that judges block position k = 1 ..; 0 where not valid.
         weights: float32, same shape: position weight, 0 where not valid; not normalised.
+        is_random: bool ``[blocks]``, blocks that the server did not draft.
     """
 
     trajectory: Trajectory
     anchors: Tensor
     teacher_rows: Tensor
     weights: Tensor
+    is_random: Tensor
 
     @property
     def tokens(self) -> int:
@@ -77,4 +79,4 @@ def sample_blocks(
     else:
         valid = right | on_path
     weights = position_weights(block_size, decay, "cpu") * (valid & inside)
-    return BlockBatch(trajectory, anchors, teacher_rows, weights)
+    return BlockBatch(trajectory, anchors, teacher_rows, weights, judged == 0)

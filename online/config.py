@@ -111,11 +111,13 @@ class OptimiserSection(_Section, frozen=True, kw_only=True):
 
     Attributes:
         learning_rate: AdaFlash's online rate by default.
+        head_learning_rate: of the length head, if the drafter has one; AdaFlash's as well.
         clip_norm: cap of the gradient's norm.
         warmup_steps: linear.
     """
 
     learning_rate: Positive = 3e-4
+    head_learning_rate: Positive = 2e-4
     beta1: Share = 0.9
     beta2: Share = 0.95
     weight_decay: NonNegative = 0.0

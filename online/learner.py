@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from adaspec.control import ControlDesk
 from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
 from adaspec.feedback import Channel, FeedbackReceiver, RollbackRecord
@@ -26,6 +27,7 @@ from adaspec.versions.manifest import describe
 from online.assembly import Assembler
 from online.batch import sample_blocks
 from online.config import LearnConfig
+from online.controls import Controls
 from online.device import learning_device
 from online.evaluator import Evaluator
 from online.gate import judge
@@ -88,6 +90,13 @@ class Learner:
         self._parent = self._publisher.pointer.number
         self._totals = _Totals()
         self._steps_since_gate = self._skipped_in_a_row = 0
+        self._controls = Controls(
+            ControlDesk(channel.control),
+            self._writer,
+            self._publisher,
+            self._restart,
+            lambda note: self._decided(None, note),
+        )
         self._resume(load_state(self._state_directory, self._writer.lineage, config.mode))
         self._replay = ReplayBuffer(config.replay)
         self._drawn = 0
@@ -104,11 +113,15 @@ class Learner:
         """Learn until told to stop; then save the state and leave."""
         try:
             while not stop.is_set():
+                self._controls.serve()
                 self._follow_rollbacks()
-                if self._may_step():
+                if self._controls.hold.paused:
+                    self._report("paused")
+                    stop.wait(_IDLE_SECONDS)
+                elif self._may_step():
                     self._report("training")
                     self._step()
-                    if self._steps_since_gate >= self._config.gate.every_steps:
+                    if self._may_judge():
                         self._report("judging", now=True)
                         self._judge()
                         self._save()
@@ -125,6 +138,7 @@ class Learner:
     def close(self) -> None:
         """Release sockets and the store."""
         self._intake.close()
+        self._controls.close()
         self._announcer.close()
         self._status.close()
         self._writer.close()
@@ -138,6 +152,11 @@ class Learner:
         batch = self._config.batch
         wanted = self._replay.arrivals * batch.passes
         return self._replay.arrivals > 0 and self._drawn + batch.trajectories <= wanted
+
+    def _may_judge(self) -> bool:
+        """Whether it is time for a candidate, and the gate may act on the verdict."""
+        is_time = self._steps_since_gate >= self._config.gate.every_steps
+        return is_time and self._controls.hold.pinned is None
 
     def _step(self) -> None:
         config = self._config
@@ -196,6 +215,7 @@ class Learner:
         while (notice := self._intake.take_rollback()) is not None:
             if notice.version != self._publisher.pointer.number:
                 continue  # about a version that is no longer live
+            self._controls.released(notice.version)
             # The version that serves again may have been pruned here; the base never is.
             if self._publisher.switch(notice.restored, notice.reason) or self._publisher.switch(
                 BASE, notice.reason
@@ -278,7 +298,7 @@ class Learner:
             learning_seconds=totals.learning_seconds,
             published=totals.published,
             kept=totals.kept,
-            rolled_back=totals.rolled_back,
+            rolled_back=totals.rolled_back + self._controls.rolled_back,
             failures=self._failures,
             rng=dump_rng(self._rng),
         )
@@ -309,6 +329,7 @@ class Learner:
             activity=activity,
             live_version=self._publisher.pointer.number,
             sequence=self._publisher.pointer.sequence,
+            pinned=self._controls.hold.pinned,
             steps=trainer.steps,
             skipped_steps=trainer.skipped_steps,
             tokens_seen=trainer.tokens_seen,
@@ -319,7 +340,7 @@ class Learner:
             learning_seconds=totals.learning_seconds,
             published=totals.published,
             kept=totals.kept,
-            rolled_back=totals.rolled_back,
+            rolled_back=totals.rolled_back + self._controls.rolled_back,
             failures=self._failures,
             replay_trajectories=training,
             replay_bytes=nbytes,

@@ -27,12 +27,14 @@ class ObjectiveResult(NamedTuple):
         loss: scalar with a gradient to ``hidden``.
         cross_entropy, reverse_kl: their weighted sums, before mixing; the latter is clipped.
         correct: weighted sum of the rows whose argmax is the label.
+        matches: bool ``[rows]``, which rows those are.
     """
 
     loss: Tensor
     cross_entropy: Tensor
     reverse_kl: Tensor
     correct: Tensor
+    matches: Tensor
 
 
 def mixed_objective(
@@ -57,10 +59,9 @@ def mixed_objective(
         weights: float32 ``[rows]``.
         lm_head: ``[vocab, hidden]``, frozen; its dtype is that of the logits' matrix products.
     """
-    loss, cross_entropy, reverse_kl, correct = _ChunkedObjective.apply(
-        hidden, labels, teacher, weights, lm_head, alpha, clip, chunk_rows
+    return ObjectiveResult(
+        *_ChunkedObjective.apply(hidden, labels, teacher, weights, lm_head, alpha, clip, chunk_rows)
     )
-    return ObjectiveResult(loss, cross_entropy, reverse_kl, correct)
 
 
 class _ChunkedObjective(torch.autograd.Function):
@@ -77,15 +78,16 @@ class _ChunkedObjective(torch.autograd.Function):
         alpha: float,
         clip: float,
         chunk_rows: int,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        cross_entropy, reverse_kl, correct = torch.zeros(3, device=hidden.device)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        cross_entropy, reverse_kl = torch.zeros(2, device=hidden.device)
+        matches = torch.empty(labels.shape, dtype=torch.bool, device=hidden.device)
         gradient = torch.empty_like(hidden)
         for start in range(0, hidden.shape[0], chunk_rows):
             rows = slice(start, start + chunk_rows)
             label, weight = labels[rows, None], weights[rows, None]  # [chunk, 1]
             logits = F.linear(hidden[rows].to(lm_head.dtype), lm_head)  # [chunk, vocab]
             log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-            correct = correct + ((log_probs.argmax(-1, keepdim=True) == label) * weight).sum()
+            matches[rows] = log_probs.argmax(-1) == label[:, 0]
             cross_entropy = cross_entropy - (log_probs.gather(1, label) * weight).sum()
             probs = log_probs.exp()
             divergence, slope = _reverse_kl(log_probs, probs, teacher.select(rows), lm_head)
@@ -97,9 +99,10 @@ class _ChunkedObjective(torch.autograd.Function):
             slope = slope.scatter_add_(1, label, torch.full_like(weight, -alpha)).mul_(weight)
             gradient[rows] = (slope.to(lm_head.dtype) @ lm_head).to(hidden.dtype)
         ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(cross_entropy, reverse_kl, correct)
+        correct = (matches * weights).sum()
+        ctx.mark_non_differentiable(cross_entropy, reverse_kl, correct, matches)
         loss = alpha * cross_entropy + (1 - alpha) * reverse_kl
-        return loss, cross_entropy, reverse_kl, correct
+        return loss, cross_entropy, reverse_kl, correct, matches
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -22,6 +22,7 @@ class PackedBlocks:
         taps: float32 ``[trajectories, context, taps * hidden]``, zeros behind the shorter ones.
         anchors: int64 ``[trajectories, blocks]``; 0 where a trajectory has fewer blocks.
         tokens: int64 ``[trajectories, blocks, block]``, ``[anchor, MASK, ...]``.
+        is_random: bool ``[trajectories, blocks]``, blocks that the server did not draft.
         counted: bool ``[trajectories, blocks, block - 1]``, positions 1 .. of the rows below.
         labels: int64 ``[rows]``, the teacher's argmax.
         teacher: with as many rows.
@@ -31,6 +32,7 @@ class PackedBlocks:
     taps: Tensor
     anchors: Tensor
     tokens: Tensor
+    is_random: Tensor
     counted: Tensor
     labels: Tensor
     teacher: Teacher
@@ -72,6 +74,7 @@ def _pack_group(
         tokens=block_token_ids(
             pad_sequence(anchor_tokens, batch_first=True), config.block_size, config.mask_token_id
         ).to(device),
+        is_random=pad_sequence([part.is_random for part in parts], batch_first=True).to(device),
         counted=counted.to(device),
         labels=torch.cat([part.trajectory.teacher_tokens[rows] for part, rows in chosen]).to(
             device

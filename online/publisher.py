@@ -23,7 +23,7 @@ _DECISIONS_NAME = "decisions.jsonl"
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the decision log: `verdict` is None for a roll-back the server asked for."""
+    """One line of the decision log: `verdict` is None where a server or an operator decided."""
 
     time: float
     steps: int
@@ -38,6 +38,7 @@ class Publisher:
     Attributes:
         live: the live version, its weights included.
         failures: attempts that failed; the live version was unchanged by them.
+        last_failure: why the last of them did, one sentence.
     """
 
     def __init__(self, writer: VersionWriter, announcer: Announcer, keep_versions: int) -> None:
@@ -45,6 +46,7 @@ class Publisher:
         self._announcer = announcer
         self._keep = keep_versions
         self.failures = 0
+        self.last_failure = ""
         self.pointer = writer.current()
         try:
             self.live: StagedVersion = writer.stage(self.pointer.number)
@@ -61,7 +63,7 @@ class Publisher:
         except AdaSpecError as error:
             self._fail(error)
             return False
-        reason = provenance.gate.reason if provenance.gate else "published"
+        reason = provenance.gate.reason if provenance.gate else provenance.objective
         if not self.switch(manifest.number, reason):
             return False
         self._writer.prune(self._keep)
@@ -97,4 +99,5 @@ class Publisher:
 
     def _fail(self, error: Exception) -> None:
         self.failures += 1
+        self.last_failure = str(error)
         logger.error("%s", error)

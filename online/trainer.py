@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adaspec.acceptance import prefix_length
+from adaspec.drafters.loss import length_head_loss
 from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
 from adaspec.versions import is_context_weight
@@ -74,12 +76,15 @@ class Trainer:
         sums = torch.zeros(4, device=self._device)
         for blocks in pack(batch, self.drafter.config, self._device, _CONTEXT_ROWS):
             sums += self._accumulate(blocks, total)
-        norm = torch.nn.utils.clip_grad_norm_(
-            self._parameters.values(), self._config.optimiser.clip_norm
-        )
+        # Apart: the head reads detached states, and neither should shorten the other's step.
+        norms = [
+            torch.nn.utils.clip_grad_norm_(group["params"], self._config.optimiser.clip_norm)
+            for group in self._optimiser.param_groups
+            if group["params"]
+        ]
         loss, cross_entropy, reverse_kl, accuracy = sums.tolist()
         # A finite norm means that every gradient is finite.
-        applied = bool(torch.isfinite(norm)) and bool(torch.isfinite(sums).all())
+        applied = bool(torch.isfinite(torch.stack([*norms, *sums])).all())
         if applied:
             self._set_learning_rate()
             self._optimiser.step()
@@ -156,6 +161,7 @@ class Trainer:
 
     def _accumulate(self, blocks: PackedBlocks, total: float) -> Tensor:
         """Add the gradient of a packed batch; its share of the reported sums."""
+        share = float(blocks.weights.sum()) / total
         objective, drafter = self._config.objective, self.drafter
         mixed = torch.autocast(
             self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"
@@ -175,13 +181,34 @@ class Trainer:
             objective.clip,
             objective.chunk_rows,
         )
-        result.loss.backward()  # type: ignore[no-untyped-call]
-        return torch.stack([part.detach() for part in result])
+        loss = result.loss + share * self._length_error(hidden, blocks, result.matches)
+        loss.backward()  # type: ignore[no-untyped-call]
+        sums = result.loss, result.cross_entropy, result.reverse_kl, result.correct
+        return torch.stack([part.detach() for part in sums])
+
+    def _length_error(self, hidden: Tensor, blocks: PackedBlocks, matches: Tensor) -> Tensor:
+        """The length head's error on blocks behind random anchors whose run of matches is known.
+
+        A really drafted block counts to its first rejection only, so how much of it the drafter
+        would have accepted now is not known if that is more.
+        """
+        head = self.drafter.thresh_head_two_model
+        if head is None:
+            return hidden.new_zeros((), dtype=torch.float32)
+        hits = torch.zeros_like(blocks.counted)
+        hits[blocks.counted] = matches
+        has_missed = (blocks.counted & ~hits).any(-1)
+        kept = blocks.is_random & blocks.counted[..., 0] & (has_missed | blocks.counted.all(-1))
+        shares = head(hidden.detach().float())
+        return length_head_loss(shares, prefix_length(hits), kept, hidden.shape[-2])
 
     def _new_optimiser(self) -> torch.optim.AdamW:
         settings = self._config.optimiser
         return torch.optim.AdamW(
-            self._parameters.values(),
+            [
+                {"params": [p for n, p in self._parameters.items() if not _is_of_head(n)]},
+                {"params": [p for n, p in self._parameters.items() if _is_of_head(n)]},
+            ],
             lr=settings.learning_rate,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
@@ -190,8 +217,9 @@ class Trainer:
     def _set_learning_rate(self) -> None:
         settings = self._config.optimiser
         warm = min(1.0, (self.optimiser_steps + 1) / (settings.warmup_steps + 1))
-        for group in self._optimiser.param_groups:
-            group["lr"] = settings.learning_rate * warm
+        rates = settings.learning_rate, settings.head_learning_rate
+        for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate * warm
 
 
 def _is_whole(tensors: Mapping[str, Tensor], name: str, shape: torch.Size) -> bool:
@@ -205,7 +233,9 @@ def _is_whole(tensors: Mapping[str, Tensor], name: str, shape: torch.Size) -> bo
 
 
 def is_trained(name: str, full: bool) -> bool:
-    """Whether online training changes a parameter. The length head has an objective of its own."""
-    if name.startswith("thresh_head_two_model."):
-        return False
+    """Whether online training changes a parameter."""
     return full or not is_context_weight(name)
+
+
+def _is_of_head(name: str) -> bool:
+    return name.startswith("thresh_head_two_model.")

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from adaspec.cli import bench, learn, monitor, serve, train
+from adaspec.cli import bench, control, export, learn, monitor, serve, train
 from adaspec.errors import AdaSpecError
 
 
@@ -30,6 +30,8 @@ app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("train")(train.train)
 app.command("monitor")(monitor.monitor)
+app.command("export")(export.export)
+app.add_typer(control.app, name="control")
 app.command("learn", context_settings=learn.CONTEXT_SETTINGS)(learn.learn)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from adaspec.cli.places import channel_directory, online_home, store_directory
 from adaspec.config import AdaSpecConfig, write_config
 from adaspec.errors import AdaSpecError
-from adaspec.target.smollm2 import cache_directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,12 @@ def plan_online(
             f"--online reads the embeddings of the target, and {target} is no local directory; "
             "download it and give its directory with --target."
         )
-    home = cache_directory() / "online" / lineage_of(drafter)
+    home = online_home(lineage_of(drafter))
     given = config.channel
     channel = msgspec.structs.replace(
         given,
-        directory=given.directory or str(home / "channel"),
-        store=given.store or str(home / "store"),
+        directory=given.directory or str(channel_directory(home)),
+        store=given.store or str(store_directory(home)),
     )
     completed = msgspec.structs.replace(
         config, tap=msgspec.structs.replace(config.tap, enabled=True), channel=channel

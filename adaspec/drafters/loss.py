@@ -64,6 +64,22 @@ def block_cross_entropy(
     return BlockLoss(loss, correct.view_as(valid))
 
 
+def length_head_loss(shares: Tensor, accepted: Tensor, kept: Tensor, block_size: int) -> Tensor:
+    """AdaFlash's loss of the length head: scalar, squared error over the kept blocks.
+
+    The label of a block is ``min(A + 1, block) / block`` with A its accepted drafts: the head looks
+    one draft ahead.
+
+    Args:
+        shares: ``[...]``, the head's output (`LengthHead`).
+        accepted: int64, same shape.
+        kept: bool, same shape; blocks of which A is known.
+    """
+    label = (accepted + 1).clamp(max=block_size).float() / block_size
+    error = (shares.float() - label).square() * kept
+    return error.sum() / kept.sum().clamp(min=1)
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Weighted sum of cross-entropies, with the gradient made in the forward pass.
 

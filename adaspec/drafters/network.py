@@ -13,6 +13,7 @@ Semantics and tensor names follow z-lab DFlash (arXiv 2602.06036) as SGLang serv
 Embedding and output matrix are the target's and are passed in.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -159,6 +160,12 @@ class BlockDrafter(nn.Module):
         self.thresh_head_two_model: LengthHead | None = None
         if config.length_head_width is not None:
             self.thresh_head_two_model = LengthHead(config.hidden_size, config.length_head_width)
+
+    def body_parameters(self) -> Iterator[nn.Parameter]:
+        """All parameters but the length head's."""
+        head = self.thresh_head_two_model
+        of_head = set() if head is None else set(head.parameters())
+        return (p for p in self.parameters() if p not in of_head)
 
     def context_features(self, taps: Tensor) -> Tensor:
         """Project the concatenated taps of committed tokens.

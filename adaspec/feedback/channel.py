@@ -24,11 +24,13 @@ class Channel:
         feedback: records, server to learner (PUSH to PULL).
         versions: announcements of new weights, learner to servers (PUB to SUB).
         status: the learner's state, learner to monitors (PUB to SUB).
+        control: an operator's requests, operator to learner (REQ to REP).
     """
 
     feedback: str
     versions: str
     status: str
+    control: str
 
 
 def open_channel(directory: Path) -> Channel:
@@ -53,7 +55,7 @@ def open_channel(directory: Path) -> Channel:
             f"mode {stat.S_IMODE(status.st_mode):o}); make it yours with chmod 700, or choose "
             "another."
         )
-    names = ("feedback", "versions", "status")
+    names = ("feedback", "versions", "status", "control")
     paths = [directory / f"{name}.sock" for name in names]
     if max(len(os.fsencode(path)) for path in paths) > _MAX_SOCKET_PATH:
         raise AdaSpecError(

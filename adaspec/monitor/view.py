@@ -1,7 +1,7 @@
 """A report for the terminal."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -106,11 +106,18 @@ def _loop(known: Figures) -> Table:
     rows += [
         ("learner", f"{learner.get('steps', 0):.0f} steps, loss {_number(learner.get('loss'), 3)}, "
          f"accuracy {_number(learner.get('accuracy'), 3)}, "
-         f"{learner.get('learning_seconds', 0):.0f} s spent on learning"),
+         f"{learner.get('learning_seconds', 0):.0f} s spent on learning{_held(learner)}"),
         ("gate", _list(known.verdicts, share=False) + "   replayed: "
          + ", ".join(f"{name} {value:.2f}" for name, value in sorted(known.judged.items()))),
     ]  # fmt: skip
     return _grid(rows)
+
+
+def _held(learner: Mapping[str, float]) -> str:
+    """What an operator holds (`adaspec control`)."""
+    paused = ", paused" if learner.get("paused") else ""
+    pinned = learner.get("pinned", -1)
+    return paused + (f", version {pinned:.0f} pinned" if pinned >= 0 else "")
 
 
 def _timeline(report: Report) -> Text:

@@ -24,6 +24,8 @@ class DrafterSection(_Section, frozen=True):
         target_layer_ids: tapped layers; ``None`` spreads ``num_taps`` as DFlash does.
         initialise_from: target layers whose weights the drafter's layers start from, one a layer
             (shapes must agree); ``None`` starts from small random weights.
+        length_head_width: width of AdaFlash's length head, which the policy ``adaflash`` reads;
+            ``None`` trains none.
     """
 
     block_size: Annotated[int, msgspec.Meta(ge=2)] = 16
@@ -33,6 +35,7 @@ class DrafterSection(_Section, frozen=True):
     target_layer_ids: tuple[int, ...] | None = None
     mask_token_id: Annotated[int, msgspec.Meta(ge=0)] | None = None
     initialise_from: tuple[int, ...] | None = None
+    length_head_width: PositiveInt | None = None
 
 
 class GenerateSection(_Section, frozen=True):

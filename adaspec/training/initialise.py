@@ -53,6 +53,7 @@ def drafter_config(section: DrafterSection, target: TargetModel, tokenizer: Any)
         rms_norm_eps=float(config.rms_norm_eps),
         rope_theta=float(config.rope_parameters["rope_theta"]),
         max_position_embeddings=int(config.max_position_embeddings),
+        length_head_width=section.length_head_width,
     )
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from adaspec.acceptance import prefix_length
 from adaspec.drafters.blocks import block_labels, block_token_ids, sample_anchors
-from adaspec.drafters.loss import block_cross_entropy
+from adaspec.drafters.loss import block_cross_entropy, length_head_loss
 from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
 from adaspec.training.batches import Batch, endless, pad
@@ -33,11 +33,13 @@ class StepResult(NamedTuple):
         loss: weighted cross-entropy, nats.
         prefix: mean accepted drafts of a block whose labels are all counted or end the response.
         blocks: blocks that had labels.
+        length_error: mean squared error of the length head, shares of a block; 0 without one.
     """
 
     loss: Tensor
     prefix: Tensor
     blocks: Tensor
+    length_error: Tensor
 
 
 class Trainer:
@@ -139,6 +141,7 @@ class Trainer:
                     prefix=float(result.prefix),
                     lr=lr,
                     blocks=int(result.blocks),
+                    length_error=float(result.length_error),
                     seconds=round(self.elapsed, 2),
                 )
                 progress(share, f"step {self.step}  loss {loss:.3f}")
@@ -185,16 +188,31 @@ class Trainer:
             config.loss_decay,
             config.loss_chunk_rows,
         )
+        accepted, kept = prefix_length(correct), labels.valid[..., 0]
+        length_error = self._length_error(hidden, accepted, kept)
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), config.optim.grad_clip)
+        (loss + length_error).backward()  # type: ignore[no-untyped-call]
+        # Apart: the head reads detached states, and neither should shorten the other's step.
+        head = self.drafter.thresh_head_two_model
+        for parameters in (self.drafter.body_parameters(), head.parameters() if head else ()):
+            torch.nn.utils.clip_grad_norm_(parameters, config.optim.grad_clip)
         for optimiser in self.optimisers:
             optimiser.step()
-        counted = labels.valid[..., 0].sum()
+        counted = kept.sum()
         return StepResult(
-            loss.detach(), prefix_length(correct).sum() / counted.clamp(min=1), counted
+            loss.detach(),
+            accepted.sum() / counted.clamp(min=1),
+            counted,
+            length_error.detach(),
         )
+
+    def _length_error(self, hidden: Tensor, accepted: Tensor, kept: Tensor) -> Tensor:
+        head = self.drafter.thresh_head_two_model
+        if head is None:
+            return hidden.new_zeros((), dtype=torch.float32)
+        shares = head(hidden.detach().float())
+        return length_head_loss(shares, accepted, kept, self.drafter.config.block_size)
 
     def evaluate(self, journal: Journal) -> dict[str, AcceptanceReport]:
         """Simulated committed tokens per target pass on every held-out set."""

@@ -2,6 +2,7 @@
 
 from adaspec.versions.announce import Announcer, VersionWatcher
 from adaspec.versions.digest import context_digest, is_context_weight
+from adaspec.versions.export import export_version
 from adaspec.versions.follower import Arrival, Refusal, VersionFollower
 from adaspec.versions.manifest import (
     Action,
@@ -38,6 +39,7 @@ __all__ = [
     "VersionWatcher",
     "VersionWriter",
     "context_digest",
+    "export_version",
     "is_context_weight",
     "lineage_of",
     "open_writer",

@@ -8,7 +8,7 @@ import zmq
 from adaspec.feedback.channel import check_endpoint
 from adaspec.versions.manifest import GateVerdict
 
-Activity = Literal["waiting", "training", "judging", "stopping"]
+Activity = Literal["waiting", "training", "judging", "paused", "stopping"]
 
 
 class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,6 +18,7 @@ class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         time: Unix time, seconds.
         process: process id of the learner.
         live_version, sequence: of the pointer.
+        pinned: version that an operator keeps live; None if the gate decides.
         steps, skipped_steps: optimiser steps taken, and given up because something was not finite.
         tokens_seen: response tokens trained on, repeats counted.
         loss, cross_entropy, reverse_kl, accuracy: of the last step; None before the first.
@@ -36,6 +37,7 @@ class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     activity: Activity
     live_version: int
     sequence: int
+    pinned: int | None = None
     steps: int
     skipped_steps: int
     tokens_seen: int

@@ -261,7 +261,7 @@ def _start_swapper(
     tensors: dict[str, Tensor],
     metrics: "WorkerMetrics | None",
 ) -> VersionSwapper:
-    weights = DraftWeights(worker.draft_model, lambda: worker.fused_kv_helper)
+    weights = DraftWeights(worker.draft_model, lambda: worker.fused_kv_helper, worker.length_head)
     _refuse_what_cannot_be_swapped(weights.differences(tensors))
     control = _make_control(config.watch, weights, start, tensors)
     logger.info(

@@ -12,6 +12,7 @@ from adaspec.versions import is_context_weight
 if TYPE_CHECKING:
     from sglang.kernels.ops.speculative.fused_kv_materialize import FusedKVMaterializeHelper
 
+HEAD_PREFIX = "thresh_head_two_model."
 _SAMPLED_ROWS = 64
 
 
@@ -25,14 +26,20 @@ class DraftWeights:
         model: SGLang's draft model (``DFlashDraftModel``), loaded.
         fused_helper: gives the worker's ``FusedKVMaterializeHelper``, or None where context K/V
             are projected layer by layer.
+        head: the drafter's length head, which is no part of SGLang's draft model; None without.
     """
 
     def __init__(
-        self, model: nn.Module, fused_helper: Callable[[], "FusedKVMaterializeHelper | None"]
+        self,
+        model: nn.Module,
+        fused_helper: Callable[[], "FusedKVMaterializeHelper | None"],
+        head: nn.Module | None = None,
     ) -> None:
         self._model = model
         self._fused_helper = fused_helper
         self._live = {name: p.detach() for name, p in model.named_parameters()}
+        if head is not None:
+            self._live |= {f"{HEAD_PREFIX}{n}": p.detach() for n, p in head.named_parameters()}
         self._staged = {name: p.clone() for name, p in self._live.items()}
         self._trusted = {name: p.clone() for name, p in self._live.items()}
         # For control windows, without the weights of the context: the frozen base, and the version
@@ -176,6 +183,9 @@ def _load(
     model: nn.Module, parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> None:
     type(model).load_weights(_Destination(model, parameters), tensors.items())  # type: ignore[operator]
+    for name, tensor in tensors.items():
+        if name.startswith(HEAD_PREFIX) and name in parameters:
+            parameters[name].copy_(tensor)
 
 
 def _fused_pairs(

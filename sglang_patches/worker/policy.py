@@ -10,14 +10,13 @@ from adaspec.drafters.checkpoint import read_drafter_config, read_tensors
 from adaspec.drafters.heads import LengthHead
 from adaspec.errors import AdaSpecError
 from adaspec.verify import VerifyShapes
+from sglang_patches.online.weights import HEAD_PREFIX
 from sglang_patches.worker.graphs import RaggedGraphs
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
     from sglang_patches.worker.worker import AdaSpecWorker
-
-_HEAD = "thresh_head_two_model."
 
 
 def check_policy(
@@ -104,6 +103,10 @@ def load_length_head(drafter: Path, device: torch.device) -> LengthHead | None:
     head = LengthHead(config.hidden_size, config.length_head_width)
     tensors = read_tensors(drafter)
     head.load_state_dict(
-        {name.removeprefix(_HEAD): t for name, t in tensors.items() if name.startswith(_HEAD)}
+        {
+            name.removeprefix(HEAD_PREFIX): t
+            for name, t in tensors.items()
+            if name.startswith(HEAD_PREFIX)
+        }
     )
     return head.to(device, torch.float32).eval()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adaspec.drafters.loss import block_cross_entropy, position_weights
+from adaspec.drafters.loss import block_cross_entropy, length_head_loss, position_weights
 
 VOCAB, HIDDEN = 23, 8
 
@@ -79,3 +79,18 @@ def test_weights_start_at_one_and_fall_by_e_every_decay_positions() -> None:
     assert weights.shape == (15,)
     assert weights[0] == 1.0
     torch.testing.assert_close(weights[7:] / weights[:8], torch.full((8,), torch.e**-1.0))
+
+
+def test_the_length_head_is_asked_for_one_draft_more_than_is_accepted() -> None:
+    block = 4
+    shares = torch.tensor([[0.5, 1.0, 0.25], [0.9, 0.0, 0.0]], requires_grad=True)
+    accepted = torch.tensor([[0, 3, 2], [1, 3, 0]])
+    kept = torch.tensor([[True, True, False], [True, False, False]])
+    loss = length_head_loss(shares, accepted, kept, block)
+    # Labels 1/4, 4/4 and 2/4; the others are not known.
+    expected = ((0.5 - 0.25) ** 2 + 0.0 + (0.9 - 0.5) ** 2) / 3
+    torch.testing.assert_close(loss.item(), expected, atol=1e-6, rtol=0)
+    loss.backward()
+    assert shares.grad is not None
+    assert not shares.grad[~kept].any()
+    assert float(length_head_loss(shares, accepted, torch.zeros_like(kept), block)) == 0.0

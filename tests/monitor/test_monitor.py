@@ -163,6 +163,20 @@ def rendered(report: Report) -> str:
     return capture.get()
 
 
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        ({"paused": 0, "pinned": -1}, "spent on learning\n"),
+        ({"paused": 1, "pinned": 0}, "spent on learning, paused, version 0 pinned"),
+    ],
+)
+def test_what_an_operator_holds_is_shown(held: dict[str, int], says: str) -> None:
+    monitor = Monitor("http://server", 30.0)
+    learner = {f'adaspec_learner{{quantity="{name}"}}': value for name, value in held.items()}
+    monitor.see(parse(text_of(LATER | learner), now=110.0))
+    assert says in rendered(monitor.report(110.0))
+
+
 def test_everything_fits_a_narrow_terminal() -> None:
     monitor = Monitor("http://server", 30.0)
     monitor.see(parse(text_of(EARLIER), now=100.0))

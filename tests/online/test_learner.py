@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import torch
 
+from adaspec.control import Pause, Pin, Resume, RollBack, Unpin, ask
 from adaspec.drafters.checkpoint import load_drafter, save_drafter
 from adaspec.drafters.network import BlockDrafter
 from adaspec.feedback import Channel, FeedbackCollector, FeedbackSender, in_share, open_channel
@@ -347,3 +348,25 @@ def test_a_mistake_of_the_user_is_one_line(server: Server, tmp_path: Path) -> No
 def test_names_fall_into_both_pools() -> None:
     held = [in_share(f"r{i}", CONFIG.replay.held_back, "held-back") for i in range(16)]
     assert 0 < sum(held) < 16
+
+
+def test_an_operator_pauses_pins_and_rolls_back(server: Server, learner: Learner) -> None:
+    endpoint = server.channel.control
+    server.wait_for(lambda s: s.published >= 1)
+    assert "learning is paused" in ask(endpoint, Pause())
+    paused = server.wait_for(lambda s: s.activity == "paused")
+    later = server.wait_for(lambda s: s.time > paused.time + 1.0)
+    assert (later.steps, later.feedback["completed"] > paused.feedback["completed"]) == (
+        paused.steps,
+        True,
+    )
+    assert "rolled back to version 0" in ask(endpoint, RollBack(version=0))
+    assert VersionStore(server.store).current().number == 0
+    ask(endpoint, Pin())
+    ask(endpoint, Resume())
+    enough = paused.steps + 2 * CONFIG.gate.every_steps
+    trained = server.wait_for(lambda s: s.steps > enough)
+    assert (trained.live_version, trained.pinned) == (0, 0)
+    assert trained.published == paused.published
+    ask(endpoint, Unpin())
+    server.wait_for(lambda s: s.kept + s.published > paused.kept + paused.published)

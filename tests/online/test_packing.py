@@ -1,5 +1,6 @@
 """Packed blocks: one padded batch teaches what its trajectories teach one by one."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,6 +89,6 @@ def test_teachers_of_different_forms_do_not_share_a_batch(trajectories: list[Tra
     assert isinstance(teacher, TopKTeacher)
     fewer = TopKTeacher(teacher.logits[:, :3], teacher.token_ids[:, :3], teacher.logsumexp)
     other = parts[0].trajectory.__class__(**{**vars(parts[0].trajectory), "teacher": fewer})
-    parts[0] = BlockBatch(other, parts[0].anchors, parts[0].teacher_rows, parts[0].weights)
+    parts[0] = dataclasses.replace(parts[0], trajectory=other)
     widths = [p.teacher.logits.shape[1] for p in pack(parts, DRAFTER, CPU, 10_000)]
     assert sorted(widths) == sorted({3, teacher.logits.shape[1]})

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -105,11 +106,55 @@ def test_a_batch_without_labels_is_no_step(
 ) -> None:
     (batch,) = batches(trajectories, 1)
     empty = BlockBatch(
-        batch[0].trajectory, batch[0].anchors, batch[0].teacher_rows, batch[0].weights * 0
+        batch[0].trajectory,
+        batch[0].anchors,
+        batch[0].teacher_rows,
+        batch[0].weights * 0,
+        batch[0].is_random,
     )
     trainer = Trainer(drafter, matrices, CONFIG)
     assert not trainer.step([empty]).applied
     assert (trainer.steps, trainer.skipped_steps) == (0, 0)
+
+
+def test_the_length_head_learns_how_much_of_a_block_is_accepted(
+    matrices: TargetMatrices, trajectories: list[Trajectory]
+) -> None:
+    torch.manual_seed(1)
+    drafter = BlockDrafter(replace(DRAFTER, length_head_width=16))
+    head = drafter.thresh_head_two_model
+    assert head is not None
+    config = msgspec.structs.replace(
+        CONFIG, optimiser=OptimiserSection(learning_rate=3e-3, head_learning_rate=1e-2)
+    )
+    trainer = Trainer(drafter, matrices, config)
+    seen: list[tuple[Tensor, Tensor]] = []
+    handle = head.register_forward_hook(lambda _, inputs, shares: seen.append((inputs[0], shares)))
+    for batch in batches(trajectories, 60, config):
+        assert trainer.step(batch).applied
+    handle.remove()
+    assert not any(states.requires_grad for states, _ in seen)
+    # Nothing is learned of the tiny target, so nearly every block ends with its first draft.
+    first, last = (float(shares.mean()) for _, shares in (seen[0], seen[-1]))
+    assert abs(last - 1 / DRAFTER.block_size) < abs(first - 1 / DRAFTER.block_size)
+
+
+def test_the_length_head_leaves_the_body_alone(
+    matrices: TargetMatrices, trajectories: list[Trajectory]
+) -> None:
+    moved = []
+    for width in (None, 16):
+        torch.manual_seed(1)
+        drafter = BlockDrafter(DRAFTER)
+        with_head = BlockDrafter(replace(DRAFTER, length_head_width=width))
+        with_head.load_state_dict(drafter.state_dict(), strict=False)
+        trainer = Trainer(with_head, matrices, CONFIG)
+        for batch in batches(trajectories, 3):
+            trainer.step(batch)
+        moved.append(weights(with_head))
+    bare, headed = moved
+    assert all(torch.equal(headed[name], value) for name, value in bare.items())
+    assert len(headed) == len(bare) + 6
 
 
 def test_a_resumed_trainer_goes_on_exactly(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from adaspec.drafters.checkpoint import load_drafter, save_drafter
 from adaspec.drafters.config import DrafterConfig
 from adaspec.errors import AdaSpecError
 from adaspec.training.initialise import drafter_config, new_drafter
@@ -48,6 +49,27 @@ def test_training_raises_acceptance(trained: Training) -> None:
     assert after["committed_per_pass"] == trained.report.committed_per_pass > 2.0
     losses = [event["loss"] for event in events(trained.log) if event["kind"] == "train"]
     assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:3])
+
+
+def test_the_length_head_learns_with_the_drafter(
+    target: TargetModel, trajectories: list[Trajectory], tmp_path: Path
+) -> None:
+    settings = config(
+        drafter={"length_head_width": 16},
+        optim={"name": "muon", "lr": 2e-2, "max_steps": 240},
+        evaluate_every=10_000,
+    )
+    trainer = make_trainer(settings, target, trajectories)
+    with Journal(tmp_path / "log.jsonl") as journal:
+        trainer.run(journal)
+    errors = [e["length_error"] for e in events(tmp_path / "log.jsonl") if e["kind"] == "train"]
+    assert np.mean(errors[-10:]) < 0.02  # of a block, squared
+    assert np.mean(errors[-10:]) < 0.3 * np.mean(errors[:5])
+    save_drafter(trainer.drafter, tmp_path / "drafter")
+    head = load_drafter(tmp_path / "drafter").thresh_head_two_model
+    assert head is not None
+    assert trainer.drafter.thresh_head_two_model is not None
+    assert same(head.state_dict(), trainer.drafter.thresh_head_two_model.state_dict())
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

@@ -47,6 +47,8 @@ class LearnerMetrics:
             value = getattr(status, quantity)
             if value is not None:
                 self._state.labels(quantity).set(value)
+        self._state.labels("paused").set(status.activity == "paused")
+        self._state.labels("pinned").set(-1 if status.pinned is None else status.pinned)
         self._write_decisions(status)
         if status.verdict is not None:
             self._write_verdict(status.verdict)

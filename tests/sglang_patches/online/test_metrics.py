@@ -209,6 +209,8 @@ def test_the_learners_verdicts_are_counted(
     assert value("gate_verdicts_total", action="keep") == 6 + 1
     assert value("gate_verdicts_total", action="rollback") == 1
     assert value("learner", quantity="learning_seconds") == 12.5
+    assert value("learner", quantity="paused") == 0
+    assert value("learner", quantity="pinned") == -1
     assert value("gate_committed_per_pass", drafter="candidate") == 3.5
     assert value("gate_committed_per_pass", drafter="base") == 2.0
 

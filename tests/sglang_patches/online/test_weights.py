@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from adaspec.drafters.heads import LengthHead
 from sglang_patches.online.weights import DraftWeights, same_bits, sampled_checksum
 from tests.sglang_patches.online.conftest import changed
 
@@ -84,6 +85,29 @@ def test_packed_copies_follow(
         after = layer.quant_method.apply(layer, x)
     torch.testing.assert_close(after, x @ layer.weight.T)
     assert not torch.allclose(after, before)
+
+
+def test_the_length_head_is_swapped_with_the_rest(
+    model: nn.Module, tensors: dict[str, Tensor]
+) -> None:
+    head = LengthHead(model.config.hidden_size, 8)
+    weights = DraftWeights(model, lambda: None, head)
+    versions = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        fresh = LengthHead(model.config.hidden_size, 8).state_dict()
+        named = {f"thresh_head_two_model.{name}": value for name, value in fresh.items()}
+        versions.append(changed(tensors, seed=seed) | named)
+    first, second = versions
+    install(weights, first)
+    weights.trust_live()
+    install(weights, second)
+    assert weights.differences(second) == []
+    served = {f"thresh_head_two_model.{name}": p for name, p in head.named_parameters()}
+    assert all(torch.equal(p, second[name]) for name, p in served.items())
+    weights.restore()
+    assert weights.differences(first) == []
+    assert set(weights.differences(second)) >= set(served)
 
 
 def test_the_trusted_weights_come_back(
