@@ -65,7 +65,7 @@ def test_the_length_head_learns_with_the_drafter(
     errors = [e["length_error"] for e in events(tmp_path / "log.jsonl") if e["kind"] == "train"]
     assert np.mean(errors[-10:]) < 0.02  # of a block, squared
     assert np.mean(errors[-10:]) < 0.3 * np.mean(errors[:5])
-    save_drafter(trainer.drafter, tmp_path / "drafter")
+    save_drafter(trainer.drafter, tmp_path / "drafter", torch.float32)
     head = load_drafter(tmp_path / "drafter").thresh_head_two_model
     assert head is not None
     assert trainer.drafter.thresh_head_two_model is not None
