@@ -8,6 +8,14 @@ from torch import Tensor
 _INFINITY = tl.constexpr(0x7F800000)  # its bits
 
 
+def power_bucket(requests: int) -> int:
+    """16, 64, 256, …: the next that holds so many requests; kernels are compiled for these only."""
+    bucket = 16
+    while bucket < requests:
+        bucket *= 4
+    return bucket
+
+
 def allocate_in_one_launch(priority: Tensor, extra: int) -> Tensor:
     """Lengths int32 ``[batch]`` that take the ``extra`` drafts of highest priority.
 
@@ -23,14 +31,14 @@ def allocate_in_one_launch(priority: Tensor, extra: int) -> Tensor:
         batch,
         drafts,
         extra,
-        BATCH=triton.next_power_of_2(batch),
+        BATCH=power_bucket(batch),
         DRAFTS=triton.next_power_of_2(drafts),
-        num_warps=8 if batch > 32 else 4,
+        num_warps=4 if batch <= 16 else 8,
     )
     return lengths
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "drafts", "extra"])
 def _allocate(
     priority_ptr, lengths_ptr, batch, drafts, extra, BATCH: tl.constexpr, DRAFTS: tl.constexpr
 ):

@@ -80,6 +80,8 @@ def verdicts(results: Sequence[Measured]) -> list[Verdict]:
     found = []
     for load in dict.fromkeys(r.load for r in results) if OURS in names else ():
         speeds = {name: _values(results, name, load, "tokens_per_s") for name in (OURS, *others)}
+        if not all(speeds.values()):
+            continue  # the run was cut short here
         best = max(others, key=lambda name, speeds=speeds: median(speeds[name]), default=None)
         for name in others:
             ratio, low, high = ratio_of_medians(speeds[OURS], speeds[name])

@@ -12,8 +12,30 @@ import triton.language as tl
 from torch import Tensor
 
 from adaspec.chains import ChainRows
+from adaspec.verify.allocation import allocate
+from adaspec.verify.allocation_kernel import power_bucket
 
 _PADDING_ROWS = 256  # written at a time
+
+
+def warm_up(most_requests: int, block: int, device: torch.device) -> None:
+    """Compile everything that batches of any size need: serving must not wait for it.
+
+    Args:
+        most_requests: that run at once.
+        block: tokens of a draft block.
+    """
+    for batch in sorted({power_bucket(n) for n in range(1, most_requests + 1)}):
+        tokens = torch.zeros((batch, block), dtype=torch.int64, device=device)
+        lengths = allocate(torch.ones((batch, block - 1), device=device), 2 * batch)
+        for rows in (
+            ChainRows.ragged(lengths, 2 * batch, block),
+            ChainRows.uniform(batch, block, device),
+        ):
+            argmax = torch.zeros(rows.total, dtype=torch.int64, device=device)
+            judge_greedy(tokens, argmax, rows)
+            if rows.lengths is not None:
+                pack_rows(rows, tokens, tokens, rows.total, batch)
 
 
 class PackedRows(NamedTuple):
@@ -44,8 +66,8 @@ def pack_rows(
     """
     block, device = positions.shape[1], tokens.device
     packed = torch.empty((3, size), dtype=torch.int64, device=device)
-    layout = torch.empty(2 * slots + 1, dtype=torch.int32, device=device)
-    lengths, boundaries = layout[:slots], layout[slots:]
+    lengths = torch.empty(slots, dtype=torch.int32, device=device)
+    boundaries = torch.empty(slots + 1, dtype=torch.int32, device=device)
     assert rows.lengths is not None
     _pack_rows[(rows.batch + 1,)](
         rows.lengths,
@@ -59,14 +81,14 @@ def pack_rows(
         slots,
         size,
         block,
-        SLOTS=triton.next_power_of_2(slots),
+        SLOTS=power_bucket(slots),
         COLUMNS=triton.next_power_of_2(block),
         PADDING=_PADDING_ROWS,
     )
     return PackedRows(*packed.unbind(), lengths, boundaries)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens_stride", "batch", "slots", "size", "block"])
 def _pack_rows(
     chain_lengths_ptr,
     tokens_ptr,
@@ -145,14 +167,14 @@ def judge_greedy(tokens: Tensor, argmax: Tensor, rows: ChainRows) -> tuple[Tenso
         bonus,
         batch,
         width,
-        CHAINS=triton.next_power_of_2(batch),
+        CHAINS=power_bucket(batch),
         WIDTH=triton.next_power_of_2(width),
         RAGGED=rows.lengths is not None,
     )
     return committed, commit_lens, bonus
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens_stride", "batch", "width"])
 def _judge_greedy(
     tokens_ptr,
     tokens_stride,

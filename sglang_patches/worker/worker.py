@@ -121,6 +121,10 @@ class AdaSpecWorker(DFlashWorkerV2):
         policy = self.make_policy(self.config.verify, shapes, device)
         self.lengths = VerifyLengths(policy, shapes, device)
         super().init_cuda_graphs()
+        if self.uses_triton:
+            from sglang_patches.worker.chain_kernels import warm_up
+
+            warm_up(shapes.max_batch, shapes.block_size, device)
         if isinstance(self.lengths.policy, GoodputPolicy):
             self.seed(self.lengths.policy)
 

@@ -93,6 +93,14 @@ def test_chains_are_judged_as_on_the_cpu(batch: int, width: int, ragged: bool) -
     assert torch.equal(committed.cpu() * used, here.committed * used)
 
 
+def test_few_sizes_are_compiled_and_all_of_them_before_serving() -> None:
+    from adaspec.verify.allocation_kernel import power_bucket
+    from sglang_patches.worker.chain_kernels import warm_up
+
+    assert {power_bucket(n) for n in range(1, 257)} == {16, 64, 256}
+    warm_up(70, 16, torch.device(DEVICE))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab", [5, 2048, 4999])
 def test_tokens_are_read_off_with_their_log_probabilities(dtype: torch.dtype, vocab: int) -> None:

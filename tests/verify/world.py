@@ -26,8 +26,8 @@ BLOCK = 16
 DRAFTS = BLOCK - 1
 TIERS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
-# seconds of a step, by (batch, padded tokens, context tokens, drafted)
-StepTime = Callable[[int, int, int, bool], float]
+# seconds of a step, by (batch, `VerifyShapes.work`, context tokens, drafted)
+StepTime = Callable[[int, float, int, bool], float]
 
 
 def cpu_time(batch: int, tokens: int, context: int, drafted: bool) -> float:
@@ -215,8 +215,8 @@ class Server:
             log_probs = confidence if self.world.has_confidence else None
             verified = np.arange(1, BLOCK) < lengths[:, None]
             expected += float((truth.cumprod(-1) * verified).sum())
-        padded = self.shapes.padded(batch, tokens, plan.drafted)
-        size = batch if plan.drafted else padded
+        padded = self.shapes.work(batch, tokens, plan.drafted, plan.drafts)
+        size = batch if plan.drafted else int(padded)
         duration = self._time(size, padded, load.context_tokens, plan.drafted)
         stalled = self.random.random() < self.world.stalls
         measured = duration * (100 if stalled else 1)
@@ -243,7 +243,7 @@ class Server:
             for w in range(1, BLOCK + 1)
         ]
 
-    def _time(self, batch: int, padded: int, context: int, drafted: bool) -> float:
+    def _time(self, batch: int, padded: float, context: int, drafted: bool) -> float:
         noise = np.exp(self.world.noise * self.random.standard_normal())
         return self.slowness * self.world.step_time(batch, padded, context, drafted) * noise
 
