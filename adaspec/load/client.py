@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 import msgspec
 
 CHAT_ROUTE = "/v1/chat/completions"
+_GOLDEN_RATIO = 0.6180339887  # its multiples, modulo 1, fill the unit interval evenly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,9 @@ class Sampling:
 
     Attributes:
         max_tokens: most tokens to generate.
+        spread: how far a request's ``max_tokens`` may be from that, as a share of it (`of_request`);
+            with 0 all answers that do not end by themselves are equally long, and requests that run
+            at one speed start and end together, as real ones do not.
         temperature: 0 is greedy.
         ignore_eos: go on to ``max_tokens`` whatever the model says, for runs of equal work.
     """
@@ -23,6 +27,13 @@ class Sampling:
     max_tokens: int = 128
     temperature: float = 0.0
     ignore_eos: bool = False
+    spread: float = 0.0
+
+    def of_request(self, number: int) -> "Sampling":
+        """How request ``number`` is sampled: lengths are spread evenly, and the same every time."""
+        place = number * _GOLDEN_RATIO % 1.0
+        scale = 1 + self.spread * (2 * place - 1)
+        return replace(self, max_tokens=max(1, round(self.max_tokens * scale)), spread=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,8 @@ async def _closed_loop(
 
     async def work() -> None:
         for number, prompt in waiting:
-            outcomes[number] = await stream_chat(client, url, prompt, plan.sampling)
+            sampling = plan.sampling.of_request(number)
+            outcomes[number] = await stream_chat(client, url, prompt, sampling)
             if on_request is not None:
                 on_request(plan, outcomes[number])
 

@@ -7,6 +7,10 @@ Contenders: ``plain`` (a server without speculation), ``fixed-N``, ``ema``, ``ad
 easy and hard requests together. All servers stay up, one is under load at a time; repeats are
 outermost and the order of the contenders rotates.
 
+Answers are cut at lengths that differ (``--spread``): if all were equally long, requests of plain
+decoding, which all run at one speed, would begin and end together for ever, and their prompts be
+read together.
+
 First, greedy answers of every contender are compared token by token with those of ``plain``. In
 float32 they must be identical; in bfloat16 partings are listed with the gap of the target's
 log-probabilities (`adaspec.load.equality`).
@@ -70,6 +74,7 @@ class Sweep:
     dtype: str | None
     server_args: tuple[str, ...]
     one_server: bool
+    ramp: bool
     start_timeout_s: float
 
     def plan(self, concurrency: int, warmup: int) -> LoadPlan:
@@ -197,7 +202,7 @@ def loads_of(sweep: Sweep, prompts: tuple[str, ...], mixed: tuple[str, ...]) -> 
     ramp = (*levels, *levels[-2::-1])
     return [
         *(Load(f"c={level}", (sweep.plan(level, level),), prompts) for level in levels),
-        Load("ramp", tuple(sweep.plan(level, 0) for level in ramp), prompts),
+        *([Load("ramp", tuple(sweep.plan(n, 0) for n in ramp), prompts)] if sweep.ramp else []),
         *(
             Load(f"mixed c={level}", (sweep.plan(level, level),), mixed)
             for level in sweep.mixed_concurrency
@@ -260,12 +265,14 @@ def main(
     drafter: Annotated[Path, typer.Option(help="Drafter of the target.")] = BUNDLED_DRAFTER,
     policy: Annotated[list[str] | None, typer.Option(help="Contender; repeatable.")] = None,
     concurrency: Annotated[list[int] | None, typer.Option("--concurrency", "-c", min=1)] = None,
+    ramp: Annotated[bool, typer.Option(help="Also up and down through all.")] = True,
     mixed: Annotated[list[int] | None, typer.Option(help="Of easy and hard together.")] = None,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
     settle: Annotated[int, typer.Option(min=0, help="Rounds before the measured ones.")] = 1,
     waves: Annotated[int, typer.Option(min=1, help="Requests per unit of concurrency.")] = 3,
     min_requests: Annotated[int, typer.Option(min=1, help="Fewest requests of a run.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    spread: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of --max-tokens.")] = 0.5,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     dtype: Annotated[str | None, typer.Option(help="SGLang's --dtype.")] = None,
     server_args: Annotated[str, typer.Option(help="More of SGLang's options, for all.")] = "",
@@ -289,7 +296,8 @@ def main(
         settle=settle,
         waves=waves,
         min_requests=min_requests,
-        sampling=Sampling(max_tokens=max_tokens, temperature=temperature),
+        sampling=Sampling(max_tokens=max_tokens, temperature=temperature, spread=spread),
+        ramp=ramp,
         dtype=dtype,
         server_args=tuple(server_args.split()),
         one_server=one_server,

@@ -102,3 +102,13 @@ def test_paired_noise_cancels() -> None:
 def test_unpaired_repeats_are_refused() -> None:
     with pytest.raises(ValueError, match="paired"):
         ratio_of_medians([1.0], [1.0, 2.0])
+
+
+def test_lengths_are_spread_evenly_and_alike_every_time() -> None:
+    asked = [Sampling(max_tokens=100, spread=0.5).of_request(n).max_tokens for n in range(200)]
+    again = [Sampling(max_tokens=100, spread=0.5).of_request(n).max_tokens for n in range(200)]
+    assert asked == again
+    assert 50 <= min(asked) < 53
+    assert 147 < max(asked) <= 150
+    assert sum(asked) / len(asked) == pytest.approx(100, abs=1)
+    assert Sampling(max_tokens=7).of_request(3) == Sampling(max_tokens=7)
