@@ -17,9 +17,9 @@ class Sampling:
 
     Attributes:
         max_tokens: most tokens to generate.
-        spread: how far a request's ``max_tokens`` may be from that, as a share of it (`of_request`);
-            with 0 all answers that do not end by themselves are equally long, and requests that run
-            at one speed start and end together, as real ones do not.
+        spread: how far a request's ``max_tokens`` may be from that, as a share of it (see
+            `of_request`); with 0 all answers that do not end by themselves are equally long, and
+            requests that run at one speed start and end together, as real ones do not.
         temperature: 0 is greedy.
         ignore_eos: go on to ``max_tokens`` whatever the model says, for runs of equal work.
     """
