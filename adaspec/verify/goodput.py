@@ -90,13 +90,13 @@ class GoodputPolicy:
 
         Of steps that teach nothing in particular, as many are learned from as time allows.
         """
-        plan = self._kept
-        if plan is None or plan.load.requests != load.requests:
-            with self._thrift.spending():
+        with self._thrift.spending():
+            plan = self._kept
+            if plan is None or plan.load.requests != load.requests:
                 plan = self._plan(load)
-            self._kept = plan if plan.reason == "goodput" else None
-        ordinary = plan.reason == "goodput" and self.survival.fits >= _FIRST_FITS
-        return replace(plan, load=load, teaches=not ordinary or self._thrift.take())
+                self._kept = plan if plan.reason == "goodput" else None
+            ordinary = plan.reason == "goodput" and self.survival.fits >= _FIRST_FITS
+            return replace(plan, load=load, teaches=not ordinary or self._thrift.take())
 
     def _plan(self, load: StepLoad) -> StepPlan:
         planner, slots = self._planner, self._traffic.admit(load.requests)
@@ -121,12 +121,12 @@ class GoodputPolicy:
     def observe(self, outcome: StepOutcome) -> None:
         """See `VerifyPolicy`. The time of every step counts; only its noting is not put off."""
         self._thrift.earn(outcome.seconds or 0.0)  # a step whose time is not known counts, too
-        if outcome.seconds is not None:
-            self.cost.observe(self._sample(outcome, outcome.seconds))
-        if not outcome.plan.teaches:
-            return
-        self._kept = self._history = None
         with self._thrift.spending():
+            if outcome.seconds is not None:
+                self.cost.observe(self._sample(outcome, outcome.seconds))
+            if not outcome.plan.teaches:
+                return
+            self._kept = self._history = None
             self._learn(outcome)
         self._thrift.done()
 

@@ -43,8 +43,10 @@ class Thrift:
     def spending(self) -> Iterator[None]:
         """Count the time of the ``with`` block as spent."""
         begun = self._clock()
-        yield
-        self._owed += self._clock() - begun
+        try:
+            yield
+        finally:
+            self._owed += self._clock() - begun
 
     def done(self) -> None:
         """What was taken has been done."""

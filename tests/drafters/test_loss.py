@@ -93,4 +93,4 @@ def test_the_length_head_is_asked_for_one_draft_more_than_is_accepted() -> None:
     loss.backward()
     assert shares.grad is not None
     assert not shares.grad[~kept].any()
-    assert float(length_head_loss(shares, accepted, torch.zeros_like(kept), block)) == 0.0
+    assert length_head_loss(shares, accepted, torch.zeros_like(kept), block).item() == 0.0
