@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adaspec.acceptance import prefix_length
+from adaspec.drafters.heads import LengthHead
 from adaspec.drafters.loss import length_head_loss
 from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
@@ -161,7 +162,6 @@ class Trainer:
 
     def _accumulate(self, blocks: PackedBlocks, total: float) -> Tensor:
         """Add the gradient of a packed batch; its share of the reported sums."""
-        share = float(blocks.weights.sum()) / total
         objective, drafter = self._config.objective, self.drafter
         mixed = torch.autocast(
             self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"
@@ -181,26 +181,14 @@ class Trainer:
             objective.clip,
             objective.chunk_rows,
         )
-        loss = result.loss + share * self._length_error(hidden, blocks, result.matches)
+        loss = result.loss
+        head = drafter.thresh_head_two_model
+        if head is not None:
+            share = blocks.weights.sum() / total  # of the step's batch; stays on the device
+            loss = loss + share * _length_error(head, hidden, blocks, result.matches)
         loss.backward()  # type: ignore[no-untyped-call]
         sums = result.loss, result.cross_entropy, result.reverse_kl, result.correct
         return torch.stack([part.detach() for part in sums])
-
-    def _length_error(self, hidden: Tensor, blocks: PackedBlocks, matches: Tensor) -> Tensor:
-        """The length head's error on blocks behind random anchors whose run of matches is known.
-
-        A really drafted block counts to its first rejection only, so how much of it the drafter
-        would have accepted now is not known if that is more.
-        """
-        head = self.drafter.thresh_head_two_model
-        if head is None:
-            return hidden.new_zeros((), dtype=torch.float32)
-        hits = torch.zeros_like(blocks.counted)
-        hits[blocks.counted] = matches
-        has_missed = (blocks.counted & ~hits).any(-1)
-        kept = blocks.is_random & blocks.counted[..., 0] & (has_missed | blocks.counted.all(-1))
-        shares = head(hidden.detach().float())
-        return length_head_loss(shares, prefix_length(hits), kept, hidden.shape[-2])
 
     def _new_optimiser(self) -> torch.optim.AdamW:
         settings = self._config.optimiser
@@ -239,3 +227,19 @@ def is_trained(name: str, full: bool) -> bool:
 
 def _is_of_head(name: str) -> bool:
     return name.startswith("thresh_head_two_model.")
+
+
+def _length_error(
+    head: LengthHead, hidden: Tensor, blocks: PackedBlocks, matches: Tensor
+) -> Tensor:
+    """The length head's error on blocks behind random anchors whose run of matches is known.
+
+    A really drafted block counts to its first rejection only, so how much of it the drafter would
+    have accepted now is not known if that is more.
+    """
+    hits = torch.zeros_like(blocks.counted)
+    hits[blocks.counted] = matches
+    has_missed = (blocks.counted & ~hits).any(-1)
+    kept = blocks.is_random & blocks.counted[..., 0] & (has_missed | blocks.counted.all(-1))
+    shares = head(hidden.detach().float())
+    return length_head_loss(shares, prefix_length(hits), kept, hidden.shape[-2])

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,10 +15,11 @@ from adaspec.drafters.checkpoint import load_drafter, save_drafter
 from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
 from adaspec.feedback import open_channel
-from adaspec.versions import Announcer, Provenance, VersionWriter, is_context_weight, open_writer
+from adaspec.versions import Announcer, VersionWriter, is_context_weight, open_writer
 from online.controls import Controls, Hold
 from online.publisher import Publisher
 from tests.online.world import DRAFTER
+from tests.versions.test_store import PROVENANCE
 
 
 class Bench:
@@ -32,7 +34,8 @@ class Bench:
         self.announcer = Announcer(self.channel.versions)
         self.publisher = Publisher(self.writer, self.announcer, keep_versions=4)
         for parent in (0, 1):
-            self.publisher.publish(self.changed(parent + 1), provenance(parent))
+            provenance = msgspec.structs.replace(PROVENANCE, parent=parent)
+            self.publisher.publish(self.changed(parent + 1), provenance)
         self.restarts = 0
         self.notes: list[str] = []
         self.controls = self.open()
@@ -61,18 +64,6 @@ class Bench:
         self.controls.close()
         self.announcer.close()
         self.writer.close()
-
-
-def provenance(parent: int) -> Provenance:
-    return Provenance(
-        parent=parent,
-        mode="frozen-kv",
-        objective="",
-        optimiser="",
-        steps=1,
-        tokens_seen=1,
-        gate=None,
-    )
 
 
 @pytest.fixture
