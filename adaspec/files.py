@@ -1,4 +1,4 @@
-"""Whole-directory writes that a reader, or a crash, never sees half done."""
+"""Writes that a reader, or a crash, never sees half done."""
 
 import os
 import shutil
@@ -34,6 +34,33 @@ def replace_directory(directory: Path) -> Iterator[Path]:
         os.replace(fresh, directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put a file with this content in the place of ``path``, on disk when this returns.
+
+    Until it is there it is called ``.NAME.*``, which only a crash leaves behind.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    flush_directory(path.parent)
+
+
+def flush_directory(directory: Path) -> None:
+    """Force a rename to disk."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _flush(path: Path) -> None:

@@ -1,7 +1,6 @@
 """What an operator holds: a pause, a pinned version; and what is done at an operator's word."""
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from adaspec.control import (
 )
 from adaspec.drafters.checkpoint import read_drafter_config, read_tensors
 from adaspec.errors import AdaSpecError
+from adaspec.files import replace_file
 from adaspec.versions import BASE, Mode, Provenance, VersionWriter, context_digest
 from adaspec.versions.manifest import VersionNumber
 from online.publisher import Publisher
@@ -179,13 +179,8 @@ class Controls:
         return f"version {live} is live{pinned}, {learning}"
 
     def _keep(self, hold: Hold) -> None:
-        staged = self._file.with_suffix(".part")
         try:
-            with staged.open("wb") as file:
-                file.write(msgspec.json.encode(hold))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(staged, self._file)
+            replace_file(self._file, msgspec.json.encode(hold))
         except OSError as error:
             raise AdaSpecError(
                 f"{self._file} cannot be written ({error.strerror}), so nothing was changed; free "

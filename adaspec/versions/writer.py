@@ -7,7 +7,6 @@ deletes; a crash between them leaves a version that is not live. Numbers are nev
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +24,7 @@ from adaspec.drafters.checkpoint import (
     read_tensors,
 )
 from adaspec.errors import AdaSpecError
-from adaspec.files import replace_directory
+from adaspec.files import flush_directory, replace_directory, replace_file
 from adaspec.versions.digest import MANIFEST_NAME, context_digest, file_digest
 from adaspec.versions.manifest import Manifest, Pointer, Provenance
 from adaspec.versions.store import (
@@ -210,7 +209,7 @@ def _write_version(
             (staging / _CONFIG_NAME).write_bytes(config)
             encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
             (staging / MANIFEST_NAME).write_bytes(encoded)
-        _flush_directory(target.parent)
+        flush_directory(target.parent)
     except (OSError, SafetensorError) as error:
         raise AdaSpecError(
             f"version {number} could not be written to {store} ({error}); free some disk space. "
@@ -228,17 +227,7 @@ def _move_pointer(store: Path, manifest: Manifest, sequence: int, reason: str) -
         reason=reason,
     )
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{POINTER_NAME}.", dir=store)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(pointer))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, store / POINTER_NAME)
-        except BaseException:
-            os.unlink(name)
-            raise
-        _flush_directory(store)
+        replace_file(store / POINTER_NAME, msgspec.json.encode(pointer))
     except OSError as error:
         raise AdaSpecError(
             f"version {manifest.number} could not be made live in {store} ({error}); free some "
@@ -253,12 +242,3 @@ def _remove_leftovers(store: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     for path in store.glob(f".{POINTER_NAME}.*"):
         path.unlink(missing_ok=True)
-
-
-def _flush_directory(directory: Path) -> None:
-    """Force a rename to disk."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
