@@ -28,7 +28,9 @@ def test_writes_every_run_with_the_facts_to_repeat_it(fake_url: str, tmp_path: P
     assert done.exit_code == 0, done.output
     document = json.loads(out.read_text())
     assert document["url"] == fake_url
-    assert document["sampling"] == {"max_tokens": 7, "temperature": 0.0, "ignore_eos": False}
+    assert document["sampling"] == {
+        "max_tokens": 7, "temperature": 0.0, "ignore_eos": False, "spread": 0.0,
+    }  # fmt: skip
     assert {"cpu", "cores", "command", "packages"} <= document["machine"].keys()
     runs = [(run["repeat"], run["concurrency"]) for run in document["runs"]]
     assert runs == [(0, 2), (0, 1), (1, 2), (1, 1)]
