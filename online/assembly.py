@@ -133,8 +133,14 @@ class Assembler:
         teacher = record.committed_teacher()
         state.teacher.append(teacher)
         state.blocks += [
-            DraftedBlock(anchor, accepted, length, record.version)
-            for anchor, length, accepted, _ in record.steps()
+            DraftedBlock(
+                anchor,
+                accepted,
+                length,
+                record.version,
+                int(drafts[accepted]) if accepted < length - 1 else -1,
+            )
+            for anchor, length, accepted, drafts in record.steps()
         ]
         self._grow(state, record.taps.nbytes + teacher.nbytes)
 

@@ -23,6 +23,7 @@ class BlockBatch:
             that judges block position k = 1 ..; 0 where not valid.
         weights: float32, same shape: position weight, 0 where not valid; not normalised.
         is_random: bool ``[blocks]``, blocks that the server did not draft.
+        rejected: int64, as ``teacher_rows``: the draft that the target rejected there, or -1.
     """
 
     trajectory: Trajectory
@@ -30,6 +31,7 @@ class BlockBatch:
     teacher_rows: Tensor
     weights: Tensor
     is_random: Tensor
+    rejected: Tensor
 
     @property
     def tokens(self) -> int:
@@ -62,6 +64,7 @@ def sample_blocks(
 
     # Drafts judged in their right context; none of a random anchor were.
     verified = [block.accepted + 1 for block in picked] + [0] * random_count
+    refused = [block.rejected for block in picked] + [-1] * random_count
     anchors = torch.tensor([block.anchor for block in picked] + random)
     order = anchors.argsort(stable=True)
     anchors, judged = anchors[order], torch.tensor(verified)[order]
@@ -78,5 +81,17 @@ def sample_blocks(
         valid = torch.where(judged[:, None] > 0, right, on_path)
     else:
         valid = right | on_path
-    weights = position_weights(block_size, decay, "cpu") * (valid & inside)
-    return BlockBatch(trajectory, anchors, teacher_rows, weights, judged == 0)
+    valid &= inside & _kept(len(anchors), block_size, config, rng)
+    weights = position_weights(block_size, decay, "cpu") * valid
+    rejected = torch.where(offsets == judged[:, None], torch.tensor(refused)[order, None], -1)
+    return BlockBatch(trajectory, anchors, teacher_rows, weights, judged == 0, rejected)
+
+
+def _kept(blocks: int, block_size: int, config: BatchSection, rng: np.random.Generator) -> Tensor:
+    """Positions that PARD's conditional drop keeps, the first ones of each block: bool ``[blocks,
+    block - 1]``.
+    """
+    if config.conditional_drop == 1:
+        return torch.ones(blocks, block_size - 1, dtype=torch.bool)
+    chances = config.conditional_drop ** np.arange(block_size - 1)
+    return torch.from_numpy(rng.random((blocks, 1)) < np.maximum(chances, config.least_kept))

@@ -1,5 +1,6 @@
 """The learner's settings: one typed TOML file, every key with a default, unknown keys refused."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -70,19 +71,41 @@ class ReplaySection(_Section, frozen=True, kw_only=True):
 
 
 class ObjectiveSection(_Section, frozen=True, kw_only=True):
-    """AdaFlash's objective (arXiv 2607.19223).
+    """What the drafter is trained for; see `online.objectives`.
 
     Attributes:
-        alpha: weight of the hard cross-entropy; the rest is reverse KL.
-        clip: cap of one token's reverse KL in nats, before the mean.
-        decay: block position k counts ``exp(-(k - 1) / decay)``.
+        kind: ``adaflash`` (arXiv 2607.19223): hard labels and clipped reverse KL; ``osd``
+            (arXiv 2310.07177): a divergence at wrong positions; ``survival``: the expected number
+            of accepted drafts.
+        alpha: of adaflash, weight of the hard cross-entropy; the rest is reverse KL.
+        clip: of adaflash, cap of one token's reverse KL in nats.
+        clip_order: of adaflash, ``token`` clips before the mean over tokens; ``mean`` clips what is
+            already divided by the batch's weight, as AdaFlash does (with a clip of 0.01).
+        divergence: of osd, ``forward-kl``, ``reverse-kl``, ``jsd``, or ``osd-jsd``, which is what
+            OSD's code calls JSD: 0.9 forward and 0.1 reverse KL.
+        wrong_only: of osd, learn only where the drafter's best token is not the target's.
+        smoothing: of survival, acceptance is taken for this much of the way nearer to 1 when
+            positions are weighted; 0 is the exact gradient.
+        negatives: weight of ``-log(1 - p)`` of drafts that were rejected; 0 leaves them out.
+        decay: block position k counts ``exp(-(k - 1) / decay)``, except in survival.
         chunk_rows: rows whose logits exist at a time.
     """
 
+    kind: Literal["adaflash", "osd", "survival"] = "adaflash"
     alpha: Share = 0.8
     clip: Positive = 10.0
+    clip_order: Literal["token", "mean"] = "token"
+    divergence: Literal["forward-kl", "reverse-kl", "jsd", "osd-jsd"] = "forward-kl"
+    wrong_only: bool = True
+    smoothing: Share = 0.2
+    negatives: NonNegative = 0.0
     decay: Positive = 7.0
     chunk_rows: Count = 1024
+
+    @property
+    def position_decay(self) -> float:
+        """``decay``, or infinity where the objective weights positions itself."""
+        return math.inf if self.kind == "survival" else self.decay
 
 
 class BatchSection(_Section, frozen=True, kw_only=True):
@@ -96,6 +119,10 @@ class BatchSection(_Section, frozen=True, kw_only=True):
             rejection count; ``trajectory``: later ones are labelled from the continuation, too.
         max_context: trajectories are cut to this many tokens.
         passes: times each trajectory is drawn on average; when traffic stops, so does training.
+        conditional_drop: of a block's positions, k counts with the chance of at least
+            ``conditional_drop ** (k - 1)`` and only if the one before does (PARD, arXiv 2504.18583,
+            with 0.7); the rest costs no logits. 1 drops none.
+        least_kept: the chance does not fall below this (0.2 in PARD).
     """
 
     trajectories: Count = 8
@@ -104,18 +131,25 @@ class BatchSection(_Section, frozen=True, kw_only=True):
     real_labels: Literal["verified", "trajectory"] = "verified"
     max_context: Count = 4096
     passes: Positive = 4.0
+    conditional_drop: Share = 1.0
+    least_kept: Share = 0.2
 
 
 class OptimiserSection(_Section, frozen=True, kw_only=True):
-    """AdamW, at a constant rate after warm-up.
+    """Online gradient descent at a constant rate after warm-up.
 
     Attributes:
+        rule: ``adamw``, or ``sgd`` without momentum.
+        hint: of the optimistic rule: ``last``, the next gradient will be like the last, or
+            ``average``, like a fading mean; ``none`` is plain descent.
         learning_rate: AdaFlash's online rate by default.
         head_learning_rate: of the length head, if the drafter has one; AdaFlash's as well.
         clip_norm: cap of the gradient's norm.
         warmup_steps: linear.
     """
 
+    rule: Literal["adamw", "sgd"] = "adamw"
+    hint: Literal["none", "last", "average"] = "none"
     learning_rate: Positive = 3e-4
     head_learning_rate: Positive = 2e-4
     beta1: Share = 0.9
@@ -123,6 +157,56 @@ class OptimiserSection(_Section, frozen=True, kw_only=True):
     weight_decay: NonNegative = 0.0
     clip_norm: Positive = 1.0
     warmup_steps: Annotated[int, Meta(ge=0)] = 10
+
+
+class ScopeSection(_Section, frozen=True, kw_only=True):
+    """Which of the weights that the mode allows are trained.
+
+    Attributes:
+        weights: ``all``; ``last-layers``, with the final norm; or ``low-rank``, a delta of this
+            rank for every matrix. The length head always is.
+        layers: how many last layers.
+        rank: of a delta.
+    """
+
+    weights: Literal["all", "last-layers", "low-rank"] = "all"
+    layers: Count = 1
+    rank: Count = 16
+
+
+class EnsembleSection(_Section, frozen=True, kw_only=True):
+    """Several learning rates at once, and the frozen base (OnlineSPEC, arXiv 2603.12617).
+
+    Attributes:
+        rates: one expert for each, times ``optimiser.learning_rate``; empty: one, and no ensemble.
+            Every expert holds its own weights and moments, and costs a training step of its own.
+        eagerness: rate of the exponential weights, for a loss of target passes per committed token
+            on each new trajectory.
+        share: of the trust that is spread evenly with each trajectory, so that experts can return.
+        play: ``average`` of the weights by trust, or the ``leader``'s.
+    """
+
+    rates: tuple[Positive, ...] = ()
+    eagerness: Positive = 2.0
+    share: Share = 0.02
+    play: Literal["average", "leader"] = "average"
+
+
+class PaceSection(_Section, frozen=True, kw_only=True):
+    """When to learn.
+
+    Attributes:
+        most: share of the time that may be spent learning, over some minutes.
+        patience: candidates in a row that change nothing before learning rests; 0: it never does.
+        drift: how far per-request acceptance must stray from what it was when learning came to
+            rest before it resumes, in standard deviations summed over requests (CUSUM).
+        retry: requests after which it resumes in any case.
+    """
+
+    most: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    patience: Annotated[int, Meta(ge=0)] = 6
+    drift: Positive = 16.0
+    retry: Count = 2000
 
 
 class GateSection(_Section, frozen=True, kw_only=True):
@@ -167,6 +251,9 @@ class LearnConfig(_Section, frozen=True, kw_only=True):
     objective: ObjectiveSection = ObjectiveSection()
     batch: BatchSection = BatchSection()
     optimiser: OptimiserSection = OptimiserSection()
+    scope: ScopeSection = ScopeSection()
+    ensemble: EnsembleSection = EnsembleSection()
+    pace: PaceSection = PaceSection()
     gate: GateSection = GateSection()
 
 

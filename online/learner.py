@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from adaspec.control import ControlDesk
-from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
 from adaspec.feedback import Channel, FeedbackReceiver, RollbackRecord
 from adaspec.versions import (
@@ -29,14 +28,16 @@ from online.batch import sample_blocks
 from online.config import LearnConfig
 from online.controls import Controls
 from online.device import learning_device
+from online.ensemble import build_training
 from online.evaluator import Evaluator
 from online.gate import judge
 from online.intake import Intake
+from online.pace import Pace
 from online.publisher import Decision, Publisher
 from online.replay import ReplayBuffer
 from online.state import LearnerState, SavedState, dump_rng, load_state, restore_rng, save_state
 from online.target import load_target_matrices
-from online.trainer import StepReport, Trainer
+from online.trainer import StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ _STATE_DIRECTORY = "learner"
 _IDLE_SECONDS = 0.05
 # So many steps in a row without a finite loss are the fault of the weights, not of the feedback.
 _MOST_SKIPPED = 16
+# Of what came while the learner was busy, the newest are enough to tell experts apart.
+_MOST_OBSERVED = 16
 
 
 @dataclass
@@ -83,9 +86,11 @@ class Learner:
         self._announcer = Announcer(channel.versions)
         self._publisher = Publisher(self._writer, self._announcer, config.gate.keep_versions)
         self._status = StatusPublisher(channel.status)
-        self._trainer = Trainer(BlockDrafter(network).to(device), matrices, config)
-        self._trainer.restart_from(self._base.tensors)
         self._evaluator = Evaluator(network, matrices, config.gate.passes, config.batch.max_context)
+        self._trainer = build_training(
+            network, matrices, config, self._base.tensors, self._evaluator
+        )
+        self._pace = Pace(config.pace, time.monotonic)
         self._rng = np.random.default_rng(config.process.seed)
         self._parent = self._publisher.pointer.number
         self._totals = _Totals()
@@ -94,7 +99,7 @@ class Learner:
             ControlDesk(channel.control),
             self._writer,
             self._publisher,
-            self._restart,
+            self._start_over,
             lambda note: self._decided(None, note),
         )
         self._resume(load_state(self._state_directory, self._writer.lineage, config.mode))
@@ -115,6 +120,7 @@ class Learner:
             while not stop.is_set():
                 self._controls.serve()
                 self._follow_rollbacks()
+                self._notice_new()
                 if self._controls.hold.paused:
                     self._report("paused")
                     stop.wait(_IDLE_SECONDS)
@@ -126,7 +132,7 @@ class Learner:
                         self._judge()
                         self._save()
                 else:
-                    self._report("waiting")
+                    self._report("resting" if self._pace.is_resting else "waiting")
                     stop.wait(_IDLE_SECONDS)
                 if time.monotonic() >= self._next_save:
                     self._save()
@@ -148,7 +154,9 @@ class Learner:
         return self._writer.directory / _STATE_DIRECTORY
 
     def _may_step(self) -> bool:
-        """Whether the trajectories that came in pay for another step."""
+        """Whether it is time to learn, and the trajectories that came in pay for another step."""
+        if not self._pace.may_learn():
+            return False
         batch = self._config.batch
         wanted = self._replay.arrivals * batch.passes
         return self._replay.arrivals > 0 and self._drawn + batch.trajectories <= wanted
@@ -158,12 +166,25 @@ class Learner:
         is_time = self._steps_since_gate >= self._config.gate.every_steps
         return is_time and self._controls.hold.pinned is None
 
+    def _notice_new(self) -> None:
+        """Look at finished requests before any is learned from."""
+        fresh = self._replay.take_new()
+        if not fresh:
+            return
+        reason = self._pace.saw(fresh)
+        if reason is not None:
+            self._decided(None, f"learning resumes: {reason}")
+        if not self._pace.is_resting and not self._controls.hold.paused:
+            started = time.monotonic()
+            self._trainer.observe(fresh[-_MOST_OBSERVED:])
+            self._spent(time.monotonic() - started)
+
     def _step(self) -> None:
         config = self._config
         started = time.monotonic()
         trajectories = self._replay.draw(config.batch.trajectories, self._rng)
         self._drawn += len(trajectories)
-        block_size, decay = self._writer.config.block_size, config.objective.decay
+        block_size, decay = self._writer.config.block_size, config.objective.position_decay
         report = self._last_step = self._trainer.step(
             [sample_blocks(t, config.batch, block_size, decay, self._rng) for t in trajectories]
         )
@@ -172,7 +193,7 @@ class Learner:
         if self._skipped_in_a_row >= _MOST_SKIPPED:
             self._restart()
             self._decided(None, f"training starts again after {_MOST_SKIPPED} steps without a loss")
-        self._totals.learning_seconds += time.monotonic() - started
+        self._spent(time.monotonic() - started)
 
     def _judge(self) -> None:
         """Offer the weights in training as a candidate, and act on the verdict."""
@@ -206,9 +227,13 @@ class Learner:
             if verdict.over_incumbent.high < 0:
                 self._restart()
                 note = "training starts again from the live version"
+        if verdict.requests >= self._config.gate.min_requests and self._pace.judged(
+            changed=verdict.action != "keep"
+        ):
+            note += "; learning rests until traffic changes"
         self._decided(verdict, note)
         self._evaluator.forget([BASE, self._publisher.pointer.number], held)
-        self._totals.learning_seconds += time.monotonic() - started
+        self._spent(time.monotonic() - started)
 
     def _follow_rollbacks(self) -> None:
         """Do as the server did: it watches live acceptance, and the pointer is ours to move."""
@@ -220,9 +245,18 @@ class Learner:
             if self._publisher.switch(notice.restored, notice.reason) or self._publisher.switch(
                 BASE, notice.reason
             ):
-                self._restart()
+                self._start_over()
                 self._totals.rolled_back += 1
                 self._decided(None, _describe_rollback(notice))
+
+    def _spent(self, seconds: float) -> None:
+        self._totals.learning_seconds += seconds
+        self._pace.spent(seconds)
+
+    def _start_over(self) -> None:
+        """Go on from a live version that others have put in place."""
+        self._pace.wake()
+        self._restart()
 
     def _restart(self) -> None:
         self._skipped_in_a_row = 0
@@ -244,8 +278,8 @@ class Learner:
         return Provenance(
             parent=self._parent,
             mode=self._config.mode,
-            objective=f"adaflash {describe(self._config.objective)}",
-            optimiser=f"adamw {describe(self._config.optimiser)}",
+            objective=describe(self._config.objective),
+            optimiser=describe(self._config.optimiser),
             steps=self._trainer.steps,
             tokens_seen=self._trainer.tokens_seen,
             gate=verdict,
@@ -335,8 +369,9 @@ class Learner:
             tokens_seen=trainer.tokens_seen,
             loss=last.loss if last else None,
             cross_entropy=last.cross_entropy if last else None,
-            reverse_kl=last.reverse_kl if last else None,
+            divergence=last.divergence if last else None,
             accuracy=last.accuracy if last else None,
+            trust=trainer.trust,
             learning_seconds=totals.learning_seconds,
             published=totals.published,
             kept=totals.kept,

@@ -27,6 +27,9 @@ class PackedBlocks:
         labels: int64 ``[rows]``, the teacher's argmax.
         teacher: with as many rows.
         weights: float32 ``[rows]``, not normalised.
+        rejected: int64 ``[rows]``, the draft that the target rejected there, or -1.
+        temperatures: float32 ``[rows]``, of the rows' requests.
+        lengths: int64, rows of each block that has any, in order. On the CPU.
     """
 
     taps: Tensor
@@ -37,6 +40,9 @@ class PackedBlocks:
     labels: Tensor
     teacher: Teacher
     weights: Tensor
+    rejected: Tensor
+    temperatures: Tensor
+    lengths: Tensor
 
 
 def pack(
@@ -68,6 +74,8 @@ def _pack_group(
     counted = weights > 0
     rows = [part.teacher_rows[part.weights > 0] for part in parts]
     chosen = list(zip(parts, rows, strict=True))
+    lengths = counted.sum(-1).flatten()  # [trajectories * blocks]
+    temperatures = [torch.full(r.shape, part.trajectory.temperature) for part, r in chosen]
     return PackedBlocks(
         taps=pad_sequence(taps, batch_first=True).to(device),
         anchors=pad_sequence([part.anchors for part in parts], batch_first=True).to(device),
@@ -83,6 +91,9 @@ def _pack_group(
             [part.trajectory.teacher.select(rows) for part, rows in chosen]
         ).to(device),
         weights=weights[counted].to(device),
+        rejected=torch.cat([part.rejected[part.weights > 0] for part in parts]).to(device),
+        temperatures=torch.cat(temperatures).to(device),
+        lengths=lengths[lengths > 0],
     )
 
 

@@ -24,6 +24,7 @@ class ReplayBuffer:
         self._training = _Pool(int(config.bytes * (1 - config.held_back)))
         self._held = _Pool(int(config.bytes * config.held_back))
         self._arrivals = 0
+        self._new = 0
 
     def add(self, trajectory: Trajectory) -> None:
         """Store a trajectory; older ones give way."""
@@ -34,11 +35,21 @@ class ReplayBuffer:
             else:
                 self._training.add(trajectory)
                 self._arrivals += 1
+                self._new += 1
+
+    def take_new(self) -> list[Trajectory]:
+        """Training trajectories that have come since, oldest first; they can be drawn from now on.
+
+        Until then they are not, so that weights can be judged by what they were never trained on.
+        """
+        with self._lock:
+            new, self._new = min(self._new, len(self._training.items)), 0
+            return list(self._training.items)[-new:] if new else []
 
     def draw(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
         """Training trajectories, recent ones more often: with replacement, ``count`` of them."""
         with self._lock:
-            items = list(self._training.items)
+            items = list(self._training.items)[: max(0, len(self._training.items) - self._new)]
         if not items:
             return []
         age = np.arange(len(items))[::-1]

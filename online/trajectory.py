@@ -17,12 +17,14 @@ class DraftedBlock:
             tokens of this block in their right context.
         verify_length: tokens verified, the anchor included.
         version: drafter version.
+        rejected: the draft that the target rejected, or -1 if it kept all that it verified.
     """
 
     anchor: int
     accepted: int
     verify_length: int
     version: int
+    rejected: int = -1
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import zmq
 from adaspec.feedback.channel import check_endpoint
 from adaspec.versions.manifest import GateVerdict
 
-Activity = Literal["waiting", "training", "judging", "paused", "stopping"]
+# Resting: nothing improved lately, and traffic has not changed since.
+Activity = Literal["waiting", "training", "judging", "resting", "paused", "stopping"]
 
 
 class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,7 +22,8 @@ class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         pinned: version that an operator keeps live; None if the gate decides.
         steps, skipped_steps: optimiser steps taken, and given up because something was not finite.
         tokens_seen: response tokens trained on, repeats counted.
-        loss, cross_entropy, reverse_kl, accuracy: of the last step; None before the first.
+        loss, cross_entropy, divergence, accuracy: of the last step; None before the first.
+        trust: of an ensemble, the weight of each expert, the base first.
         learning_seconds: wall time spent in training and judging.
         published, kept, rolled_back: gate decisions, and roll-backs of any origin.
         failures: publications and state files that could not be written.
@@ -43,8 +45,9 @@ class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tokens_seen: int
     loss: float | None
     cross_entropy: float | None
-    reverse_kl: float | None
+    divergence: float | None
     accuracy: float | None
+    trust: tuple[float, ...] = ()
     learning_seconds: float
     published: int
     kept: int

@@ -1,101 +1,195 @@
-"""The drift laboratory: learners compared on the same recorded feedback, without a server.
+"""The drift laboratory: learning algorithms compared on the same recorded feedback.
 
-    python benchmarks/drift/lab.py RECORDING --drafter DIR --target DIR --learn optimiser.learning_rate=1e-3
+    python -m benchmarks.drift.lab RECORDING --target DIR --out lab.json --arm default --arm osd \
+        --scenario abrupt --seed 0 --seed 1
 
-reads the phases of a recording in order, chunk by chunk. Each chunk is first drafted with the
-weights as they are (committed tokens per target pass, walked over a stretch of the response), then learned
-from: what is measured was never trained on. The static drafter walks the same chunks.
-"""  # noqa: E501
+A recording (`record.py`) holds traffic of a domain that the drafter knows and of a new one. A
+scenario brings their requests in some order. Each chunk is first drafted with the weights as they
+are (committed tokens per target pass over a stretch of every response), then learned from: what is
+measured was never trained on. There is no gate and no server: what an algorithm does, it shows.
+"""
 
 import argparse
+import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor
 
 from adaspec.drafters.checkpoint import read_drafter_config, read_tensors
-from adaspec.drafters.network import BlockDrafter
+from adaspec.feedback import HiddenTeacher
+from adaspec.load.contenders import BUNDLED_DRAFTER
+from adaspec.load.machine import machine_facts
+from benchmarks.drift import metrics
+from benchmarks.drift.arms import ARMS, STATIC
+from benchmarks.drift.picture import draw
 from benchmarks.drift.recording import load_phase
+from benchmarks.drift.scenarios import SCENARIOS, Request, scenario
 from online.batch import sample_blocks
 from online.config import LearnConfig
-from online.gate import relative_gain, tokens_per_pass
+from online.ensemble import build_training
+from online.evaluator import Evaluator
+from online.gate import tokens_per_pass
 from online.replay import ReplayBuffer
-from online.shadow import Walk, walk
-from online.target import TargetMatrices, load_target_matrices
-from online.trainer import Trainer
+from online.shadow import Walk
+from online.target import load_target_matrices
 from online.trajectory import Trajectory
 
+_Item = TypeVar("_Item")
+_LONG = 1 << 20
 
-def chunks(items: Sequence[Trajectory], size: int) -> Iterator[Sequence[Trajectory]]:
+
+@dataclass(frozen=True)
+class Settings:
+    """What all arms have in common.
+
+    Attributes:
+        learn: ``section.key=value`` changes of the learner's defaults.
+        chunk: requests between two visits to the weights.
+        steps: optimiser steps after each chunk.
+        passes: target passes walked on each request.
+        forgetting: requests of the known domain, in no scenario, drafted at the very end.
+    """
+
+    recording: Path
+    drafter: Path
+    target: Path
+    learn: tuple[str, ...]
+    chunk: int
+    steps: int
+    passes: int
+    requests: int
+    forgetting: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: an arm on a scenario."""
+
+    arm: str
+    scenario: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a job.
+
+    Attributes:
+        phases: phase of each request.
+        walks: of each request, drafted before it was learned from.
+        afterwards: walks of the requests kept for forgetting, with the final weights.
+        seconds: spent on learning, an ensemble's evaluation included.
+        checkpoints: walks of all requests with the weights as they were at the end of each phase
+            (of the default only: what is known in hindsight).
+    """
+
+    job: Job
+    phases: list[str]
+    walks: list[Walk]
+    afterwards: list[Walk]
+    seconds: float
+    steps: int
+    skipped: int
+    checkpoints: list[list[Walk]]
+
+
+class Laboratory:
+    """A drafter, its target's matrices and the recorded traffic."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.network = read_drafter_config(settings.drafter)
+        self.base = read_tensors(settings.drafter)
+        self.matrices = load_target_matrices(settings.target, self.network, torch.device("cpu"))
+        self.evaluator = Evaluator(self.network, self.matrices, settings.passes, _LONG)
+        known, new = (
+            list(load_phase(path))
+            for path in sorted(settings.recording.iterdir())
+            if path.is_dir() and path.name[0].isdigit()
+        )
+        self.unseen = known[: settings.forgetting]
+        self.known = known[settings.forgetting :][: settings.requests]
+        self.new = new[: settings.requests]
+
+    def run(self, job: Job) -> Run:
+        """Draft and learn through a scenario."""
+        torch.manual_seed(job.seed)
+        settings = self.settings
+        changes = (*settings.learn, *ARMS.get(job.arm, ()), f"process.seed={job.seed}")
+        config = configured(changes)
+        requests = self.requests(job)
+        training = build_training(self.network, self.matrices, config, self.base, self.evaluator)
+        replay = ReplayBuffer(msgspec.structs.replace(config.replay, held_back=0.0))
+        rng = np.random.default_rng(job.seed)
+        walks: list[Walk] = []
+        marks: list[dict[str, Tensor]] = []
+        seconds = 0.0
+        for piece in chunks(requests, settings.chunk):
+            trajectories = [request.trajectory for request in piece]
+            played = training.export(self.base)
+            if walks and piece[0].phase != requests[len(walks) - 1].phase:
+                marks.append(played)
+            walks += self.evaluator.candidate(played, trajectories)
+            if job.arm == STATIC:
+                continue
+            started = time.perf_counter()
+            for trajectory in trajectories:
+                replay.add(self.heard(trajectory, config))
+            training.observe(replay.take_new())
+            for _ in range(settings.steps):
+                decay = config.objective.position_decay
+                training.step(
+                    [
+                        sample_blocks(t, config.batch, self.network.block_size, decay, rng)
+                        for t in replay.draw(config.batch.trajectories, rng)
+                    ]
+                )
+            seconds += time.perf_counter() - started
+        final = training.export(self.base)
+        everything = [request.trajectory for request in requests]
+        kept = [*marks, final] if job.arm == "default" else []
+        return Run(
+            job=job,
+            phases=[request.phase for request in requests],
+            walks=walks,
+            afterwards=self.evaluator.candidate(final, self.unseen),
+            seconds=seconds,
+            steps=training.steps,
+            skipped=training.skipped_steps,
+            checkpoints=[self.evaluator.candidate(weights, everything) for weights in kept],
+        )
+
+    def requests(self, job: Job) -> list[Request]:
+        """The scenario's requests."""
+        return scenario(job.scenario, self.known, self.new, job.seed)
+
+    def heard(self, trajectory: Trajectory, config: LearnConfig) -> Trajectory:
+        """The trajectory with the teacher's rows as an intake with these settings keeps them."""
+        teacher = trajectory.teacher
+        if config.intake.top_k and isinstance(teacher, HiddenTeacher):
+            condensed = self.matrices.condense(teacher, config.intake.top_k)
+            return replace(trajectory, teacher=condensed)
+        return trajectory
+
+
+def chunks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
     """Consecutive pieces."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
-class Laboratory:
-    """A drafter, its target's matrices and the recorded phases."""
-
-    def __init__(self, drafter: Path, target: Path, device: torch.device, passes: int) -> None:
-        self.network = read_drafter_config(drafter)
-        self.tensors = read_tensors(drafter)
-        self.device = device
-        self.passes = passes
-        self.matrices: TargetMatrices = load_target_matrices(target, self.network, device)
-        self._walker = self.new_drafter()
-
-    def new_drafter(self) -> BlockDrafter:
-        """A drafter with the base weights, float32."""
-        drafter = BlockDrafter(self.network).to(self.device)
-        drafter.load_state_dict(self.tensors)
-        return drafter
-
-    def walk(self, drafter: BlockDrafter, chunk: Sequence[Trajectory]) -> list[Walk]:
-        """Simulated decoding of each response with the weights as they would be published."""
-        weights = {n: p.detach().to(self.tensors[n].dtype) for n, p in drafter.named_parameters()}
-        self._walker.load_state_dict(weights)
-        return walk(self._walker, self.matrices, chunk, self.passes, 1 << 20)
-
-    def learn(
-        self, phases: dict[str, list[Trajectory]], config: LearnConfig, chunk: int, steps: int
-    ) -> dict[str, Any]:
-        """Walk and learn through all phases; ``steps`` optimiser steps after each chunk."""
-        trainer = Trainer(self.new_drafter(), self.matrices, config)
-        replay = ReplayBuffer(msgspec.structs.replace(config.replay, held_back=0.0))
-        rng = np.random.default_rng(config.process.seed)
-        walks: dict[str, list[Walk]] = {}
-        seconds = 0.0
-        for name, trajectories in phases.items():
-            walks[name] = []
-            for piece in chunks(trajectories, chunk):
-                walks[name] += self.walk(trainer.drafter, piece)
-                started = time.perf_counter()
-                for trajectory in piece:
-                    replay.add(trajectory)
-                for _ in range(steps):
-                    drawn = replay.draw(config.batch.trajectories, rng)
-                    trainer.step(
-                        [
-                            sample_blocks(
-                                t,
-                                config.batch,
-                                self.network.block_size,
-                                config.objective.decay,
-                                rng,
-                            )
-                            for t in drawn
-                        ]
-                    )
-                seconds += time.perf_counter() - started
-        return {"walks": walks, "seconds": seconds, "steps": trainer.steps}
-
-
 def configured(changes: Sequence[str]) -> LearnConfig:
-    """The learner's defaults with ``section.key=value`` changes."""
+    """The learner's defaults with ``section.key=value`` changes, later ones over earlier ones."""
     tree: dict[str, Any] = {}
     for change in changes:
         path, _, value = change.partition("=")
@@ -110,52 +204,155 @@ def configured(changes: Sequence[str]) -> LearnConfig:
     return msgspec.convert(tree, LearnConfig)
 
 
-def report(walks: Sequence[Walk], static: Sequence[Walk], parts: int = 4) -> str:
-    """Gain over static in consecutive parts of a phase, the last one with its interval."""
-    size = -(-len(walks) // parts)
-    gains = [
-        relative_gain(walks[i : i + size], static[i : i + size], 0.95)
-        for i in range(0, len(walks), size)
+_laboratory: Laboratory | None = None
+
+
+def open_laboratory(settings: Settings) -> None:
+    """Set up a worker process: one thread each, so that jobs do not disturb each other."""
+    global _laboratory
+    torch.set_num_threads(1)
+    _laboratory = Laboratory(settings)
+
+
+def run_job(job: Job) -> Run:
+    """In a worker process."""
+    assert _laboratory is not None
+    return _laboratory.run(job)
+
+
+def by_phase(run: Run, walks: Sequence[Walk]) -> dict[str, list[Walk]]:
+    """Walks of each phase, in order."""
+    found: dict[str, list[Walk]] = {}
+    for phase, walk in zip(run.phases, walks, strict=True):
+        found.setdefault(phase, []).append(walk)
+    return found
+
+
+def summarise(runs: Sequence[Run], chunk: int) -> list[dict[str, Any]]:
+    """One row for each arm and scenario, all seeds together."""
+    rows = []
+    known = {run.job: run for run in runs}
+    for arm, name in dict.fromkeys((run.job.arm, run.job.scenario) for run in runs):
+        mine = [run for run in runs if (run.job.arm, run.job.scenario) == (arm, name)]
+        static = [known[replace(run.job, arm=STATIC)] for run in mine]
+        ours = list(itertools.chain.from_iterable(run.walks for run in mine))
+        base = list(itertools.chain.from_iterable(run.walks for run in static))
+        last = [by_phase(run, run.walks)[run.phases[-1]] for run in mine]
+        last_base = [by_phase(run, run.walks)[run.phases[-1]] for run in static]
+        late, late_base = (
+            itertools.chain.from_iterable(last),
+            itertools.chain.from_iterable(last_base),
+        )
+        forgotten = list(itertools.chain.from_iterable(run.afterwards for run in mine))
+        before = list(itertools.chain.from_iterable(run.afterwards for run in static))
+        regrets = []
+        for run, unmoved in zip(mine, static, strict=True):
+            references = [unmoved.walks, *_hindsight(known, run.job)]
+            fixed = [by_phase(run, walks) for walks in references]
+            regrets.append(metrics.regret(by_phase(run, run.walks), fixed))
+        recovery = [
+            metrics.requests_to_recover(a, b, chunk) for a, b in zip(last, last_base, strict=True)
+        ]
+        rows.append(
+            {
+                "arm": arm,
+                "scenario": name,
+                "seeds": len(mine),
+                "committed_per_pass": tokens_per_pass(ours),
+                "gain": asdict(metrics.gain(ours, base)),
+                "gain_each_seed": [
+                    metrics.gain(a.walks, b.walks).estimate
+                    for a, b in zip(mine, static, strict=True)
+                ],
+                "last_phase": asdict(metrics.gain(list(late), list(late_base))),
+                "regret": regrets,
+                "requests_to_recover": recovery,
+                "forgetting": asdict(metrics.gain(forgotten, before)),
+                "seconds": sum(run.seconds for run in mine) / len(mine),
+                "steps": mine[0].steps,
+                "skipped": sum(run.skipped for run in mine),
+            }
+        )
+    return rows
+
+
+def _hindsight(known: Mapping[Job, Run], job: Job) -> list[list[Walk]]:
+    run = known.get(replace(job, arm="default"))
+    return run.checkpoints if run else []
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The summary as Markdown."""
+    lines = [
+        "| drift | arm | tokens a pass | gain over static | in the last phase | regret "
+        "| requests to recover | old domain afterwards | learning, s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    last = gains[-1]
-    return (
-        f"static {tokens_per_pass(static):.2f}; gain "
-        + " ".join(f"{gain.estimate:+.1%}" for gain in gains)
-        + f" [{last.low:+.1%}, {last.high:+.1%}]"
-    )
+    for row in rows:
+        regrets = sum(row["regret"]) / len(row["regret"])
+        recovered = " / ".join("-" if n is None else str(n) for n in row["requests_to_recover"])
+        lines.append(
+            f"| {row['scenario']} | {row['arm']} | {row['committed_per_pass']:.2f} "
+            f"| {_percent(row['gain'])} | {_percent(row['last_phase'])} | {regrets:.0f} "
+            f"| {recovered} | {_percent(row['forgetting'])} | {row['seconds']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def _percent(found: Mapping[str, float]) -> str:
+    estimate, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
+    return f"{estimate:+.1f} % [{low:+.1f}, {high:+.1f}]"
 
 
 def main() -> None:
-    """Run every variant on the recording and print its gains."""
+    """Run every arm on every scenario and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recording", type=Path)
-    parser.add_argument("--drafter", type=Path, required=True)
+    parser.add_argument("--drafter", type=Path, default=BUNDLED_DRAFTER)
     parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--learn", nargs="*", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--arm", action="append", choices=sorted(ARMS))
+    parser.add_argument("--scenario", action="append", choices=sorted(SCENARIOS))
+    parser.add_argument("--seed", action="append", type=int)
+    parser.add_argument("--learn", nargs="*", default=[], metavar="KEY=VALUE", help="of all arms")
     parser.add_argument("--chunk", type=int, default=8)
-    parser.add_argument("--steps", type=int, nargs="+", default=[8])
-    parser.add_argument("--passes", type=int, default=64, help="walked on each trajectory")
-    parser.add_argument("--limit", type=int, default=None, help="of each phase")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--passes", type=int, default=32, help="walked on each request")
+    parser.add_argument("--requests", type=int, default=96, help="of each domain")
+    parser.add_argument("--forgetting", type=int, default=24, help="requests of the known domain")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    lab = Laboratory(options.drafter, options.target, torch.device(options.device), options.passes)
-    phases = {
-        path.name: list(load_phase(path))[: options.limit]
-        for path in sorted(options.recording.iterdir())
-        if path.is_dir() and path.name[0].isdigit()
-    }
-    base = lab.new_drafter()
-    static = {
-        name: [w for piece in chunks(t, options.chunk) for w in lab.walk(base, piece)]
-        for name, t in phases.items()
-    }
-    for changes in options.learn or [[]]:
-        for steps in options.steps:
-            result = lab.learn(phases, configured(changes), options.chunk, steps)
-            print(f"{' '.join(changes) or 'defaults'}, {steps} steps a chunk: "
-                  f"{result['seconds']:.0f} s for {result['steps']} steps")  # fmt: skip
-            for name in phases:
-                print(f"  {name}: {report(result['walks'][name], static[name])}", flush=True)
+    settings = Settings(
+        options.recording, options.drafter, options.target, tuple(options.learn), options.chunk,
+        options.steps, options.passes, options.requests, options.forgetting,
+    )  # fmt: skip
+    arms = [STATIC, *(options.arm or ARMS)]
+    jobs = [
+        Job(arm, name, seed)
+        for seed in options.seed or [0]
+        for name in options.scenario or SCENARIOS
+        for arm in arms
+    ]
+    runs: list[Run] = []
+    with ProcessPoolExecutor(
+        options.jobs, get_context("spawn"), open_laboratory, (settings,)
+    ) as pool:
+        for run in pool.map(run_job, jobs):
+            runs.append(run)
+            print(f"{run.job}: {tokens_per_pass(run.walks):.3f}, {run.seconds:.0f} s", flush=True)
+            document = {
+                "machine": machine_facts(),
+                "settings": {key: str(value) for key, value in asdict(settings).items()},
+                "arms": {arm: list(ARMS.get(arm, ())) for arm in arms},
+                "runs": [asdict(run) for run in runs],
+            }
+            options.out.write_text(json.dumps(document) + "\n")
+    rows = summarise(runs, options.chunk)
+    options.out.write_text(json.dumps(document | {"summary": rows}) + "\n")
+    print(table(rows))
+    if options.plot is not None:
+        draw(runs, options.chunk, options.plot)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python benchmarks/drift/record.py --out DIR --drafter DIR maths=gsm8k.jsonl french=french.jsonl
 
 starts a server with the drafter, serves each phase's prompts and stores every trajectory that its
-feedback rebuilds, `DIR/0-maths/000000.safetensors` and so on. The drafter never changes.
+feedback rebuilds, `DIR/0-maths/000000.safetensors` and so on, with the target's last hidden states
+as its word. The drafter never changes.
 """
 
 import argparse
@@ -90,7 +91,7 @@ def record(
     matrices = load_target_matrices(target, network, torch.device("cpu"))
     recorder = Recorder(
         FeedbackReceiver(channel.feedback, lineage_of(drafter)),
-        Assembler(IntakeSection(), network, matrices),
+        Assembler(IntakeSection(top_k=0), network, matrices),
     )
     recorder.start()
     spec = ServerSpec(

@@ -22,7 +22,7 @@ class _Header(msgspec.Struct, frozen=True):
     request: str
     prompt_length: int
     temperature: float
-    blocks: list[tuple[int, int, int, int]]
+    blocks: list[tuple[int, int, int, int, int]]
 
 
 def save_trajectory(path: Path, trajectory: Trajectory) -> None:
@@ -31,7 +31,7 @@ def save_trajectory(path: Path, trajectory: Trajectory) -> None:
         trajectory.request,
         trajectory.prompt_length,
         trajectory.temperature,
-        [(b.anchor, b.accepted, b.verify_length, b.version) for b in trajectory.blocks],
+        [(b.anchor, b.accepted, b.verify_length, b.version, b.rejected) for b in trajectory.blocks],
     )
     tensors = {"tokens": trajectory.tokens.to(torch.int32), "taps": trajectory.taps}
     teacher = trajectory.teacher

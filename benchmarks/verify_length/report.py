@@ -80,8 +80,11 @@ def verdicts(results: Sequence[Measured]) -> list[Verdict]:
     found = []
     for load in dict.fromkeys(r.load for r in results) if OURS in names else ():
         speeds = {name: _values(results, name, load, "tokens_per_s") for name in (OURS, *others)}
-        if not all(speeds.values()):
-            continue  # the run was cut short here
+        # A repeat that not every contender has been through yet is left out.
+        whole = min(map(len, speeds.values()))
+        if whole == 0:
+            continue
+        speeds = {name: values[:whole] for name, values in speeds.items()}
         best = max(others, key=lambda name, speeds=speeds: median(speeds[name]), default=None)
         for name in others:
             ratio, low, high = ratio_of_medians(speeds[OURS], speeds[name])

@@ -74,6 +74,7 @@ class Sweep:
     dtype: str | None
     server_args: tuple[str, ...]
     one_server: bool
+    levels: bool
     ramp: bool
     start_timeout_s: float
 
@@ -198,8 +199,9 @@ def grade(sweep: Sweep, url: str, prompts: Sequence[str]) -> tuple[str, ...]:
 
 def loads_of(sweep: Sweep, prompts: tuple[str, ...], mixed: tuple[str, ...]) -> list[Load]:
     """All loads of a round."""
-    levels = sweep.concurrency
-    ramp = (*levels, *levels[-2::-1])
+    counts = sweep.concurrency
+    levels = counts if sweep.levels else ()
+    ramp = (*counts, *counts[-2::-1])
     return [
         *(Load(f"c={level}", (sweep.plan(level, level),), prompts) for level in levels),
         *([Load("ramp", tuple(sweep.plan(n, 0) for n in ramp), prompts)] if sweep.ramp else []),
@@ -265,6 +267,7 @@ def main(
     drafter: Annotated[Path, typer.Option(help="Drafter of the target.")] = BUNDLED_DRAFTER,
     policy: Annotated[list[str] | None, typer.Option(help="Contender; repeatable.")] = None,
     concurrency: Annotated[list[int] | None, typer.Option("--concurrency", "-c", min=1)] = None,
+    levels: Annotated[bool, typer.Option(help="A closed loop at each concurrency.")] = True,
     ramp: Annotated[bool, typer.Option(help="Also up and down through all.")] = True,
     mixed: Annotated[list[int] | None, typer.Option(help="Of easy and hard together.")] = None,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
@@ -284,19 +287,20 @@ def main(
 ) -> None:
     """Compare policies of the verify length; prints tables and writes every run to a JSON file."""
     console = Console(highlight=False)
-    levels = tuple(sorted(concurrency or (1, 2, 4, 8, 16, 32)))
+    counts = tuple(sorted(concurrency or (1, 2, 4, 8, 16, 32)))
     sweep = Sweep(
         target=target or str(ensure_smollm2(progress=console.print)),
         drafter=str(drafter),
         prompts=str(prompts) if prompts else "bundled",
         contenders=tuple(dict.fromkeys(policy or DEFAULT_CONTENDERS)),
-        concurrency=levels,
-        mixed_concurrency=tuple(mixed or (levels[len(levels) // 2],)),
+        concurrency=counts,
+        mixed_concurrency=tuple(mixed or (counts[len(counts) // 2],)),
         repeats=repeats,
         settle=settle,
         waves=waves,
         min_requests=min_requests,
         sampling=Sampling(max_tokens=max_tokens, temperature=temperature, spread=spread),
+        levels=levels,
         ramp=ramp,
         dtype=dtype,
         server_args=tuple(server_args.split()),

@@ -104,6 +104,13 @@ def test_the_verdict_is_against_the_best_of_the_others() -> None:
     assert {verdict.against for verdict in found} == {"plain", "fixed-4", "fixed-8"}
 
 
+def test_a_repeat_that_is_still_running_is_left_out() -> None:
+    whole = [r for r in results() if r.repeat < 2]
+    started = [r for r in results() if r.repeat == 2 and r.contender == "fixed-4"]
+    assert verdicts([*whole, *started]) == verdicts(whole)
+    assert verdicts(started) == []
+
+
 def test_table_and_picture_can_be_made(tmp_path: Path) -> None:
     assert table(results()).row_count == 12
     pytest.importorskip("matplotlib")

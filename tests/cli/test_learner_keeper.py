@@ -67,7 +67,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
 def status_of(process: int) -> LearnerStatus:
     counts = ("live_version", "sequence", "steps", "skipped_steps", "tokens_seen", "published")
     counts += ("kept", "rolled_back", "failures", "replay_trajectories", "replay_bytes")
-    numbers = ("loss", "cross_entropy", "reverse_kl", "accuracy", "verdict")
+    numbers = ("loss", "cross_entropy", "divergence", "accuracy", "verdict")
     return LearnerStatus(
         lineage="0" * 16,
         time=0.0,

@@ -23,7 +23,11 @@ def trajectory(deviations: tuple[int, ...] = ()) -> Trajectory:
         PROMPT,
         HiddenTeacher(torch.zeros(ROWS - PROMPT, 2)),
         teacher_tokens,
-        (DraftedBlock(3, 1, BLOCK, 0), DraftedBlock(5, 4, BLOCK, 0), DraftedBlock(10, 0, 3, 0)),
+        (
+            DraftedBlock(3, 1, BLOCK, 0, rejected=41),
+            DraftedBlock(5, 4, BLOCK, 0),
+            DraftedBlock(10, 0, 3, 0, rejected=42),
+        ),
         0.0,
     )
 
@@ -100,3 +104,45 @@ def test_long_trajectories_are_cut(limit: int) -> None:
     batch = sample_blocks(trajectory(), config, BLOCK, 7.0, np.random.default_rng(0))
     assert int(batch.anchors.max()) < limit
     assert int(batch.teacher_rows.max()) < limit - PROMPT
+
+
+def test_the_rejected_draft_stands_where_it_was_rejected() -> None:
+    config = BatchSection(blocks=6, real_share=0.5)
+    batch = sample_blocks(trajectory(), config, BLOCK, 7.0, np.random.default_rng(0))
+    real = {int(a): row.tolist() for a, row in zip(batch.anchors[~batch.is_random],
+            batch.rejected[~batch.is_random], strict=True)}  # fmt: skip
+    assert real == {3: [-1, 41, -1, -1], 5: [-1] * 4, 10: [42, -1, -1, -1]}
+    assert bool((batch.rejected[batch.is_random] == -1).all())
+
+
+def test_conditional_drop_keeps_the_first_positions_with_the_chance_of_their_depth() -> None:
+    """PARD's rule: nested, ``r ** (k - 1)``, not below the least."""
+    config = BatchSection(blocks=8, real_share=0.0, conditional_drop=0.5, least_kept=0.2)
+    whole = BatchSection(blocks=8, real_share=0.0)
+    counts, rng = torch.zeros(BLOCK - 1), np.random.default_rng(0)
+    for _ in range(400):
+        state = rng.bit_generator.state
+        full = sample_blocks(trajectory(), whole, BLOCK, 7.0, rng)
+        rng.bit_generator.state = state
+        kept = sample_blocks(trajectory(), config, BLOCK, 7.0, rng)
+        inside = full.weights[:, -1] > 0  # blocks that the response does not cut
+        rows = kept.weights[inside] > 0
+        assert bool((rows.long().diff(dim=1) <= 0).all())
+        assert torch.equal(kept.weights[kept.weights > 0], full.weights[kept.weights > 0])
+        counts += rows.float().mean(0)
+    torch.testing.assert_close(counts / 400, torch.tensor([1.0, 0.5, 0.25, 0.2]), atol=0.04, rtol=0)
+
+
+def test_a_drop_of_one_reproduces_the_full_loss() -> None:
+    both = [
+        sample_blocks(trajectory(), config, BLOCK, 7.0, np.random.default_rng(3))
+        for config in (BatchSection(), BatchSection(conditional_drop=1.0, least_kept=0.7))
+    ]
+    assert torch.equal(both[0].weights, both[1].weights)
+
+
+def test_a_decay_of_infinity_weighs_all_positions_alike() -> None:
+    batch = sample_blocks(
+        trajectory(), BatchSection(), BLOCK, float("inf"), np.random.default_rng(0)
+    )
+    assert set(batch.weights.unique().tolist()) <= {0.0, 1.0}

@@ -27,6 +27,7 @@ def test_held_back_requests_are_never_drawn() -> None:
     buffer = ReplayBuffer(ReplaySection(held_back=0.3))
     for i in range(200):
         buffer.add(trajectory(f"r{i}"))
+    buffer.take_new()
     training, held, nbytes = buffer.sizes()
     assert training + held == 200
     assert 30 < held < 90
@@ -43,6 +44,7 @@ def test_memory_is_bounded_and_the_oldest_go_first() -> None:
     for i in range(9):
         buffer.add(trajectory(f"r{i}"))
     assert buffer.sizes() == (5, 0, 5 * SIZE)
+    assert [t.request for t in buffer.take_new()] == [f"r{i}" for i in range(4, 9)]
     drawn = {t.request for t in buffer.draw(500, np.random.default_rng(0))}
     assert drawn == {f"r{i}" for i in range(4, 9)}
 
@@ -51,6 +53,7 @@ def test_a_trajectory_is_drawn_half_as_often_after_its_half_life() -> None:
     buffer = ReplayBuffer(ReplaySection(half_life=10.0, held_back=0.0))
     for i in range(11):
         buffer.add(trajectory(f"r{i}"))
+    buffer.take_new()
     drawn = [t.request for t in buffer.draw(20_000, np.random.default_rng(0))]
     ratio = drawn.count("r10") / drawn.count("r0")
     assert 1.7 < ratio < 2.3
@@ -62,3 +65,15 @@ def test_the_newest_held_back_are_judged_by() -> None:
         buffer.add(trajectory(f"r{i}"))
     assert [t.request for t in buffer.held_back(3)] == ["r7", "r8", "r9"]
     assert buffer.draw(4, np.random.default_rng(0)) == []
+
+
+def test_nothing_is_drawn_before_it_was_taken_as_new() -> None:
+    buffer, rng = ReplayBuffer(ReplaySection(held_back=0.0)), np.random.default_rng(0)
+    buffer.add(trajectory("first"))
+    assert buffer.draw(4, rng) == []
+    assert [t.request for t in buffer.take_new()] == ["first"]
+    assert buffer.take_new() == []
+    buffer.add(trajectory("second"))
+    assert {t.request for t in buffer.draw(50, rng)} == {"first"}
+    assert [t.request for t in buffer.take_new()] == ["second"]
+    assert {t.request for t in buffer.draw(50, rng)} == {"first", "second"}

@@ -71,7 +71,7 @@ def test_the_reported_loss_is_the_mix_of_its_parts(
     assert report.applied
     assert report.loss == pytest.approx(
         CONFIG.objective.alpha * report.cross_entropy
-        + (1 - CONFIG.objective.alpha) * report.reverse_kl,
+        + (1 - CONFIG.objective.alpha) * report.divergence,
         rel=1e-5,
     )
 
@@ -111,6 +111,7 @@ def test_a_batch_without_labels_is_no_step(
         batch[0].teacher_rows,
         batch[0].weights * 0,
         batch[0].is_random,
+        batch[0].rejected,
     )
     trainer = Trainer(drafter, matrices, CONFIG)
     assert not trainer.step([empty]).applied

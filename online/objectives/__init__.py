@@ -1,0 +1,34 @@
+"""What a drafter learns to do better: objectives on the counted positions of draft blocks.
+
+An objective is a function of `Rows` that gives each row's loss and its gradient by the logits. A
+new one is a file like `adaflash.py`, a name in `online.config.ObjectiveSection`, and a line here.
+"""
+
+from online.config import ObjectiveSection
+from online.objectives.adaflash import AdaFlash
+from online.objectives.loss import ObjectiveResult, objective_loss
+from online.objectives.negatives import WithNegatives
+from online.objectives.osd import OSD
+from online.objectives.rows import Objective, RowLoss, Rows
+from online.objectives.survival import Survival
+
+__all__ = [
+    "Objective",
+    "ObjectiveResult",
+    "RowLoss",
+    "Rows",
+    "build_objective",
+    "objective_loss",
+]
+
+
+def build_objective(config: ObjectiveSection) -> Objective:
+    """The objective that the settings name."""
+    objective: Objective
+    if config.kind == "adaflash":
+        objective = AdaFlash(config.alpha, config.clip, config.clip_order)
+    elif config.kind == "osd":
+        objective = OSD(config.divergence, config.wrong_only)
+    else:
+        objective = Survival(config.smoothing)
+    return WithNegatives(objective, config.negatives) if config.negatives else objective
