@@ -184,12 +184,15 @@ class EnsembleSection(_Section, frozen=True, kw_only=True):
             on each new trajectory.
         share: of the trust that is spread evenly with each trajectory, so that experts can return.
         play: ``average`` of the weights by trust, or the ``leader``'s.
+        memories: drafters of earlier traffic that are kept as experts, one for each drift; use
+            ``leader`` with them, since an average of weights far apart is no drafter.
     """
 
     rates: tuple[Positive, ...] = ()
     eagerness: Positive = 2.0
     share: Share = 0.02
     play: Literal["average", "leader"] = "average"
+    memories: Annotated[int, Meta(ge=0, le=16)] = 0
 
 
 class PaceSection(_Section, frozen=True, kw_only=True):

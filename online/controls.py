@@ -111,8 +111,13 @@ class Controls:
                 return f"rolled back to version {number}"
             case Pin(version=version):
                 number = self._publisher.pointer.number if version is None else version
-                self._make_live(number, "an operator pinned it")
+                # Written down first: a version that is made live and not pinned would not stay.
                 self._keep(Hold(paused=hold.paused, pinned=number))
+                try:
+                    self._make_live(number, "an operator pinned it")
+                except AdaSpecError:
+                    self._keep(hold)
+                    raise
                 return f"version {number} is pinned"
             case Unpin():
                 self._keep(Hold(paused=hold.paused))

@@ -4,6 +4,9 @@ The best rate depends on drift that nobody knows beforehand. Every expert trains
 at a rate of its own; trust is earned by drafting trajectories that none has seen, before any trains
 on them. One drafter is served: the average of the weights by trust, or the most trusted.
 
+Drafters of earlier traffic can be kept as further experts (`online.memory`). When one of them is
+trusted most, training goes on from it.
+
 Unlike the published code: losses are comparable numbers in [0, 1], trust follows from all of them
 with a fixed share, the experts do not restart from the merged weights, and the base is always one
 of them.
@@ -21,9 +24,12 @@ from online.batch import BlockBatch
 from online.config import LearnConfig
 from online.evaluator import Evaluator
 from online.hedge import Hedge
+from online.memory import Memory
 from online.target import TargetMatrices
 from online.trainer import StepReport, Trainer, Training
 from online.trajectory import Trajectory
+
+_RECALLED = 0.5  # trust at which training goes on from what is remembered
 
 
 class Ensemble:
@@ -51,7 +57,9 @@ class Ensemble:
             Trainer(BlockDrafter(network).to(device), target, _at_rate(config, rate))
             for rate in settings.rates
         ]
-        self._hedge = Hedge(len(self._experts) + 1, settings.eagerness, settings.share)
+        self._memory = Memory(settings.memories, config.pace.drift)
+        self._fixed = 1 + settings.memories  # experts that do not train, the base first
+        self._hedge = Hedge(self._fixed + len(self._experts), settings.eagerness, settings.share)
         self.steps = 0
         self.skipped_steps = 0
         self.tokens_seen = 0
@@ -59,7 +67,7 @@ class Ensemble:
 
     @property
     def trust(self) -> tuple[float, ...]:
-        """Weight of each expert, the base first; they sum to 1."""
+        """Weight of each expert: the base, the remembered ones, those in training. Sum: 1."""
         return tuple(self._hedge.weights.tolist())
 
     @property
@@ -75,18 +83,27 @@ class Ensemble:
         """
         if not fresh:
             return
-        weights = [self._base, *(expert.export(self._base) for expert in self._experts)]
-        walks = [self._evaluator.candidate(tensors, fresh) for tensors in weights]
+        base = self._evaluator.candidate(self._base, fresh)
+        # An empty memory stands for the base.
+        walks = [
+            base,
+            *(self._evaluator.candidate(w, fresh) if w else base for w in self._memory.kept),
+            *(self._evaluator.candidate(e.export(self._base), fresh) for e in self._experts),
+        ]
         for round_ in zip(*walks, strict=True):
             if round_[0].committed:
-                self._hedge.observe(np.array([w.passes / w.committed for w in round_]))
+                losses = np.array([w.passes / w.committed for w in round_])
+                self._hedge.observe(losses)
+                self._memory.observe(float(losses[0]), lambda: self.export(self._base))
+        self._recall()
 
     def step(self, batch: Sequence[BlockBatch]) -> StepReport:
         """One optimiser step of every expert; the report of the most trusted one that trains."""
         reports = [expert.step(batch) for expert in self._experts]
         # One bad expert is as good as none: the others do not wait for it.
         applied = any(report.applied for report in reports)
-        report = reports[int(self._hedge.weights[1:].argmax())]._replace(applied=applied)
+        trusted = int(self._hedge.weights[self._fixed :].argmax())
+        report = reports[trusted]._replace(applied=applied)
         self.steps += applied
         self.tokens_seen += report.tokens * applied
         self.skipped_steps += report.skipped
@@ -97,10 +114,10 @@ class Ensemble:
         weights = self._hedge.weights
         if self._play == "leader":
             leader = int(weights.argmax())
-            source = self._experts[leader - 1].export(like) if leader else self._base
+            source = self._weights(leader, like)
             return {name: source[name].to(tensor.dtype) for name, tensor in like.items()}
         everything = {name: tensor.float() for name, tensor in like.items()}
-        parts = [self._base, *(expert.export(everything) for expert in self._experts)]
+        parts = [self._weights(expert, everything) for expert in range(len(weights))]
         return {
             name: sum(
                 (float(w) * part[name].float() for w, part in zip(weights, parts, strict=True)),
@@ -116,18 +133,36 @@ class Ensemble:
         self._hedge.reset()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Every expert's state, ``INDEX/...``; trust is earned anew after a restart."""
-        return {
+        """``INDEX/...`` of experts, and ``memory/...``; trust is earned anew after a restart."""
+        tensors = {
             f"{index}/{name}": tensor
             for index, expert in enumerate(self._experts)
             for name, tensor in expert.state_tensors().items()
         }
+        remembered = self._memory.state_tensors()
+        return tensors | {f"memory/{name}": tensor for name, tensor in remembered.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor], optimiser_steps: int) -> None:
         """Take back what `state_tensors` gave; see `Trainer.load_state_tensors`."""
         for index, expert in enumerate(self._experts):
-            own = {n.removeprefix(f"{index}/"): t for n, t in tensors.items() if _is_of(n, index)}
-            expert.load_state_tensors(own, optimiser_steps)
+            expert.load_state_tensors(_under(tensors, f"{index}/"), optimiser_steps)
+        self._memory.load_state_tensors(_under(tensors, "memory/"), self._base)
+
+    def _weights(self, expert: int, like: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """An expert's weights, those in training in the types of ``like``."""
+        if expert >= self._fixed:
+            return self._experts[expert - self._fixed].export(like)
+        kept = self._memory.kept[expert - 1] if expert else None
+        return kept or self._base
+
+    def _recall(self) -> None:
+        """Go on from what is remembered, once it is trusted more than all others."""
+        leader = int(self._hedge.weights.argmax())
+        if not 1 <= leader < self._fixed or self._hedge.weights[leader] < _RECALLED:
+            return
+        for expert in self._experts:
+            expert.restart_from(self._weights(leader, self._base))
+        self._hedge.divide(leader, range(self._fixed, len(self._hedge.weights)))
 
 
 def build_training(
@@ -151,5 +186,5 @@ def _at_rate(config: LearnConfig, factor: float) -> LearnConfig:
     return msgspec.structs.replace(config, optimiser=optimiser)
 
 
-def _is_of(name: str, index: int) -> bool:
-    return name.startswith(f"{index}/")
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}

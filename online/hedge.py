@@ -1,5 +1,7 @@
 """Exponential weights over experts, with a fixed share (Herbster and Warmuth 1998)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +32,11 @@ class Hedge:
         weights = self.weights * np.exp(-self._rate * (losses - losses.min()))
         weights /= weights.sum()
         self.weights = (1 - self._share) * weights + self._share / len(weights)
+
+    def divide(self, expert: int, heirs: Sequence[int]) -> None:
+        """Share an expert's weight equally between it and others, which are like it now."""
+        self.weights[[*heirs]] = self.weights[expert] = self.weights[expert] / (1 + len(heirs))
+        self.weights /= self.weights.sum()
 
     def reset(self) -> None:
         """Trust all alike again."""

@@ -114,10 +114,10 @@ def _loop(known: Figures) -> Table:
 
 
 def _held(learner: Mapping[str, float]) -> str:
-    """What an operator holds (`adaspec control`)."""
-    paused = ", paused" if learner.get("paused") else ""
+    """What keeps it from learning: an operator (`adaspec control`), or nothing to gain."""
+    words = [", " + state for state in ("paused", "resting") if learner.get(state)]
     pinned = learner.get("pinned", -1)
-    return paused + (f", version {pinned:.0f} pinned" if pinned >= 0 else "")
+    return "".join(words) + (f", version {pinned:.0f} pinned" if pinned >= 0 else "")
 
 
 def _timeline(report: Report) -> Text:

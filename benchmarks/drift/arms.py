@@ -40,6 +40,7 @@ ARMS: Mapping[str, Sequence[str]] = {
     "optimistic": ("optimiser.hint=last",),
     "ensemble": ("ensemble.rates=[0.3, 1.0, 3.0]",),
     "ensemble-leader": ("ensemble.rates=[0.3, 1.0, 3.0]", "ensemble.play=leader"),
+    "memory": ("ensemble.rates=[1.0]", "ensemble.play=leader", "ensemble.memories=2"),
     "full": ("mode=full",),
     "last-layer": ("scope.weights=last-layers",),
     "low-rank": ("scope.weights=low-rank",),

@@ -168,6 +168,7 @@ def rendered(report: Report) -> str:
     [
         ({"paused": 0, "pinned": -1}, "spent on learning\n"),
         ({"paused": 1, "pinned": 0}, "spent on learning, paused, version 0 pinned"),
+        ({"paused": 0, "resting": 1, "pinned": -1}, "spent on learning, resting\n"),
     ],
 )
 def test_what_an_operator_holds_is_shown(held: dict[str, int], says: str) -> None:

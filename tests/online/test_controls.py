@@ -1,6 +1,7 @@
 """An operator's word against the gate's."""
 
 import dataclasses
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,18 @@ def test_a_version_that_is_not_there_changes_nothing(bench: Bench) -> None:
             bench.controls._act(request)
     assert (bench.live, bench.restarts) == (2, 0)
     assert bench.controls.hold == Hold()
+
+
+def test_a_pin_that_cannot_be_written_down_changes_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("online.controls.replace_file", full)
+    with pytest.raises(AdaSpecError, match="nothing was changed"):
+        bench.controls._act(Pin(version=1))
+    assert (bench.live, bench.restarts, bench.controls.hold) == (2, 0, Hold())
 
 
 def test_what_is_held_outlives_a_restart(bench: Bench) -> None:

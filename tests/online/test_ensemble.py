@@ -127,3 +127,27 @@ def test_a_restart_brings_every_expert_back(
     damaged = {name: t for name, t in saved.items() if not name.startswith("1/weight")}
     with pytest.raises(AdaSpecError, match="damaged"):
         second.load_state_tensors(damaged, 3)
+
+
+def test_what_is_remembered_is_recalled_and_trained_further(
+    matrices: TargetMatrices, base: dict[str, Tensor], trajectories: list[Trajectory]
+) -> None:
+    settings = EnsembleSection(rates=(1.0,), eagerness=4.0, play="leader", memories=2)
+    both = ensemble(matrices, base, msgspec.structs.replace(CONFIG, ensemble=settings))
+    assert both.trust == pytest.approx((0.25,) * 4)
+    for seed in range(80):
+        both.step(batch(trajectories, seed))
+    learned = both._experts[0].export(base)
+    both._memory.kept[1] = learned
+    both.restart_from(base)  # as if other traffic had undone it
+    for _ in range(12):
+        both.observe(trajectories[:4])
+    assert distance(both.export(base), learned) == 0
+    assert distance(both._experts[0].export(base), learned) == 0
+    assert both.trust[2] + both.trust[3] > 0.8
+    saved = {name: tensor.clone() for name, tensor in both.state_tensors().items()}
+    again = ensemble(matrices, base, msgspec.structs.replace(CONFIG, ensemble=settings))
+    again.load_state_tensors(saved, both.optimiser_steps)
+    kept = again._memory.kept[1]
+    assert kept is not None
+    assert distance(kept, learned) == 0

@@ -46,3 +46,12 @@ def test_regret_stays_below_the_bound() -> None:
         total += losses
         hedge.observe(losses)
     assert mixture - total.min() <= np.log(5) / rate + rounds * rate / 8
+
+
+def test_a_divided_weight_goes_to_the_heirs() -> None:
+    hedge = Hedge(4, 1.0, 0.0)
+    hedge.weights = np.array([0.1, 0.6, 0.2, 0.1])
+    hedge.divide(1, [2, 3])
+    assert hedge.weights.sum() == pytest.approx(1.0)
+    np.testing.assert_allclose(hedge.weights[1:], hedge.weights[1])
+    np.testing.assert_allclose(hedge.weights[0], 0.1 / 0.7)

@@ -25,6 +25,12 @@ class LearnerMetrics:
         self._listener = StatusListener(endpoint)
         self._decisions_seen: Tally[str] = Tally()
         self._state = gauge(registry, "learner", "The learner's state, as it tells it.", "quantity")
+        self._trust = gauge(
+            registry,
+            "learner_trust",
+            "Weight of each expert of an ensemble; 0 is the frozen base.",
+            "expert",
+        )
         self._verdicts = counter(
             registry,
             "gate_verdicts",
@@ -47,7 +53,10 @@ class LearnerMetrics:
             value = getattr(status, quantity)
             if value is not None:
                 self._state.labels(quantity).set(value)
-        self._state.labels("paused").set(status.activity == "paused")
+        for activity in ("paused", "resting"):
+            self._state.labels(activity).set(status.activity == activity)
+        for expert, trust in enumerate(status.trust):
+            self._trust.labels(str(expert)).set(trust)
         self._state.labels("pinned").set(-1 if status.pinned is None else status.pinned)
         self._write_decisions(status)
         if status.verdict is not None:

@@ -210,6 +210,8 @@ def test_the_learners_verdicts_are_counted(
     assert value("gate_verdicts_total", action="rollback") == 1
     assert value("learner", quantity="learning_seconds") == 12.5
     assert value("learner", quantity="paused") == 0
+    assert value("learner", quantity="resting") == 0
+    assert value("learner_trust", expert="1") == 0.75
     assert value("learner", quantity="pinned") == -1
     assert value("gate_committed_per_pass", drafter="candidate") == 3.5
     assert value("gate_committed_per_pass", drafter="base") == 2.0
@@ -230,6 +232,7 @@ STATUS = LearnerStatus(
     cross_entropy=None,
     divergence=None,
     accuracy=None,
+    trust=(0.25, 0.75),
     learning_seconds=12.5,
     published=0,
     kept=0,
