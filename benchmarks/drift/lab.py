@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adaspec.cli.serve_plan import BUNDLED_DRAFTER
 from adaspec.drafters.checkpoint import read_drafter_config, read_tensors
 from adaspec.feedback import HiddenTeacher
-from adaspec.load.contenders import BUNDLED_DRAFTER
 from adaspec.load.machine import machine_facts
 from benchmarks.drift import metrics
 from benchmarks.drift.arms import ARMS, STATIC

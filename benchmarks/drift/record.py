@@ -1,6 +1,6 @@
 """Record the feedback of a live server, phase after phase, for the drift laboratory.
 
-    python benchmarks/drift/record.py --out DIR --drafter DIR maths=gsm8k.jsonl french=french.jsonl
+    python -m benchmarks.drift.record --out DIR --drafter DIR maths=gsm8k.jsonl french=french.jsonl
 
 starts a server with the drafter, serves each phase's prompts and stores every trajectory that its
 feedback rebuilds, `DIR/0-maths/000000.safetensors` and so on, with the target's last hidden states
