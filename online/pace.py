@@ -9,13 +9,14 @@ without a change at most 5 % give a false alarm, which costs some training and n
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from online.config import PaceSection
 from online.trajectory import Trajectory
 
-# Requests that tell what acceptance is like, once learning has come to rest.
+# Requests that tell what acceptance is like: the last ones before learning came to rest.
 _REFERENCE = 64
 _ALLOWANCE = 0.5
 # Time constant of the budget.
@@ -55,21 +56,22 @@ class DriftDetector:
 
     Attributes:
         threshold: in standard deviations, summed over values.
+        reference: values whose level it is; the first that come are added while there are few.
     """
 
     threshold: float
-    _reference: list[float] = field(default_factory=list)
+    reference: list[float] = field(default_factory=list)
     _above: float = 0.0
     _below: float = 0.0
 
     def saw(self, value: float) -> bool:
         """Take a value; True if the level has changed."""
-        if len(self._reference) < _REFERENCE:
-            self._reference.append(value)
+        count = len(self.reference)
+        if count < _REFERENCE:
+            self.reference.append(value)
             return False
-        count = len(self._reference)
-        mean = sum(self._reference) / count
-        spread = sum((v - mean) ** 2 for v in self._reference) / (count - 1)
+        mean = sum(self.reference) / count
+        spread = sum((v - mean) ** 2 for v in self.reference) / (count - 1)
         # The mean of the reference is itself uncertain.
         deviation = max(math.sqrt(spread * (1 + 1 / count)), _LEAST_DEVIATION)
         score = (value - mean) / deviation
@@ -91,6 +93,7 @@ class Pace:
         self._budget = Budget(config.most, clock())
         self._unchanged = 0
         self._rested = 0
+        self._recent: deque[float] = deque(maxlen=_REFERENCE)
         self._detector: DriftDetector | None = None
 
     @property
@@ -111,22 +114,25 @@ class Pace:
         self._unchanged = 0 if changed else self._unchanged + 1
         if self._config.patience == 0 or self._unchanged < self._config.patience:
             return False
-        self._detector = DriftDetector(self._config.drift)
+        self._detector = DriftDetector(self._config.drift, list(self._recent))
         self._rested = 0
         return True
 
     def saw(self, requests: Sequence[Trajectory]) -> str | None:
         """Note finished requests; the reason if learning resumes with them."""
+        reason: str | None = None
         for request in requests:
-            if self._detector is None:
-                return None
-            self._rested += 1
             share = acceptance(request)
+            if share is not None:
+                self._recent.append(share)
+            if self._detector is None:
+                continue
+            self._rested += 1
             if share is not None and self._detector.saw(share):
-                return self._resume(f"acceptance has drifted within {self._rested} requests")
-            if self._rested >= self._config.retry:
-                return self._resume(f"{self._rested} requests have come since")
-        return None
+                reason = self._resume(f"acceptance has drifted within {self._rested} requests")
+            elif self._rested >= self._config.retry:
+                reason = self._resume(f"{self._rested} requests have come since")
+        return reason
 
     def wake(self) -> None:
         """Learn again, whatever was seen: the weights have been replaced."""

@@ -6,14 +6,14 @@
 A recording (`record.py`) holds traffic of a domain that the drafter knows and of a new one. A
 scenario brings their requests in some order. Each chunk is first drafted with the weights as they
 are (committed tokens per target pass over a stretch of every response), then learned from: what is
-measured was never trained on. There is no gate and no server: what an algorithm does, it shows.
+measured was never trained on. There is no server, and no gate unless ``--gated`` asks for it: what
+an algorithm does, it shows.
 """
 
 import argparse
-import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -29,23 +29,26 @@ from adaspec.cli.serve_plan import BUNDLED_DRAFTER
 from adaspec.drafters.checkpoint import read_drafter_config, read_tensors
 from adaspec.feedback import HiddenTeacher
 from adaspec.load.machine import machine_facts
-from benchmarks.drift import metrics
 from benchmarks.drift.arms import ARMS, STATIC
 from benchmarks.drift.picture import draw
 from benchmarks.drift.recording import load_phase
+from benchmarks.drift.report import summarise, table
+from benchmarks.drift.runs import Job, Run
 from benchmarks.drift.scenarios import SCENARIOS, Request, scenario
 from online.batch import sample_blocks
-from online.config import LearnConfig
+from online.config import GateSection, LearnConfig
 from online.ensemble import build_training
 from online.evaluator import Evaluator
-from online.gate import tokens_per_pass
+from online.gate import judge, tokens_per_pass
 from online.replay import ReplayBuffer
 from online.shadow import Walk
 from online.target import load_target_matrices
+from online.trainer import Training
 from online.trajectory import Trajectory
 
 _Item = TypeVar("_Item")
 _LONG = 1 << 20
+_HELD_BACK = 6  # of so many requests one is kept for the gate
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Settings:
         steps: optimiser steps after each chunk.
         passes: target passes walked on each request.
         forgetting: requests of the known domain, in no scenario, drafted at the very end.
+        gated: only weights that pass the learner's gate are played; what it is judged by is not
+            learned from.
     """
 
     recording: Path
@@ -69,38 +74,7 @@ class Settings:
     passes: int
     requests: int
     forgetting: int
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run: an arm on a scenario."""
-
-    arm: str
-    scenario: str
-    seed: int
-
-
-@dataclass(frozen=True)
-class Run:
-    """What came of a job.
-
-    Attributes:
-        phases: phase of each request.
-        walks: of each request, drafted before it was learned from.
-        afterwards: walks of the requests kept for forgetting, with the final weights.
-        seconds: spent on learning, an ensemble's evaluation included.
-        checkpoints: walks of all requests with the weights as they were at the end of each phase
-            (of the default only: what is known in hindsight).
-    """
-
-    job: Job
-    phases: list[str]
-    walks: list[Walk]
-    afterwards: list[Walk]
-    seconds: float
-    steps: int
-    skipped: int
-    checkpoints: list[list[Walk]]
+    gated: bool
 
 
 class Laboratory:
@@ -134,17 +108,21 @@ class Laboratory:
         walks: list[Walk] = []
         marks: list[dict[str, Tensor]] = []
         seconds = 0.0
+        gate = Gate(self, config.gate) if settings.gated else None
         for piece in chunks(requests, settings.chunk):
             trajectories = [request.trajectory for request in piece]
-            played = training.export(self.base)
-            if walks and piece[0].phase != requests[len(walks) - 1].phase:
+            played = gate.live if gate else training.export(self.base)
+            if walks and piece[0].phase != requests[len(walks) - settings.chunk].phase:
                 marks.append(played)
             walks += self.evaluator.candidate(played, trajectories)
             if job.arm == STATIC:
                 continue
             started = time.perf_counter()
-            for trajectory in trajectories:
-                replay.add(self.heard(trajectory, config))
+            for number, trajectory in enumerate(trajectories):
+                if gate and number % _HELD_BACK == 0:
+                    gate.held.append(trajectory)
+                else:
+                    replay.add(self.heard(trajectory, config))
             training.observe(replay.take_new())
             for _ in range(settings.steps):
                 decay = config.objective.position_decay
@@ -154,8 +132,10 @@ class Laboratory:
                         for t in replay.draw(config.batch.trajectories, rng)
                     ]
                 )
+            if gate:
+                gate.judge(training)
             seconds += time.perf_counter() - started
-        final = training.export(self.base)
+        final = gate.live if gate else training.export(self.base)
         everything = [request.trajectory for request in requests]
         kept = [*marks, final] if job.arm == "default" else []
         return Run(
@@ -180,6 +160,40 @@ class Laboratory:
             condensed = self.matrices.condense(teacher, config.intake.top_k)
             return replace(trajectory, teacher=condensed)
         return trajectory
+
+
+class Gate:
+    """The learner's gate: what is played, and what decides about it.
+
+    Attributes:
+        live: weights that are played.
+        held: requests that are not learned from, oldest first.
+    """
+
+    def __init__(self, laboratory: Laboratory, config: GateSection) -> None:
+        self.live = self._base = laboratory.base
+        self.held: list[Trajectory] = []
+        self._evaluator = laboratory.evaluator
+        self._config = config
+
+    def judge(self, training: Training) -> None:
+        """Offer the weights in training, and act on the verdict as `online.learner` does."""
+        held = self.held[-self._config.max_requests :]
+        candidate = training.export(self._base)
+        verdict = judge(
+            self._evaluator.candidate(candidate, held),
+            self._evaluator.candidate(self.live, held),
+            self._evaluator.candidate(self._base, held),
+            0,
+            self._config,
+        )
+        if verdict.action == "publish":
+            self.live = candidate
+        elif verdict.action == "base":
+            self.live = self._base
+            training.restart_from(self._base)
+        elif verdict.over_incumbent.high < 0:
+            training.restart_from(self.live)
 
 
 def chunks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
@@ -220,90 +234,6 @@ def run_job(job: Job) -> Run:
     return _laboratory.run(job)
 
 
-def by_phase(run: Run, walks: Sequence[Walk]) -> dict[str, list[Walk]]:
-    """Walks of each phase, in order."""
-    found: dict[str, list[Walk]] = {}
-    for phase, walk in zip(run.phases, walks, strict=True):
-        found.setdefault(phase, []).append(walk)
-    return found
-
-
-def summarise(runs: Sequence[Run], chunk: int) -> list[dict[str, Any]]:
-    """One row for each arm and scenario, all seeds together."""
-    rows = []
-    known = {run.job: run for run in runs}
-    for arm, name in dict.fromkeys((run.job.arm, run.job.scenario) for run in runs):
-        mine = [run for run in runs if (run.job.arm, run.job.scenario) == (arm, name)]
-        static = [known[replace(run.job, arm=STATIC)] for run in mine]
-        ours = list(itertools.chain.from_iterable(run.walks for run in mine))
-        base = list(itertools.chain.from_iterable(run.walks for run in static))
-        last = [by_phase(run, run.walks)[run.phases[-1]] for run in mine]
-        last_base = [by_phase(run, run.walks)[run.phases[-1]] for run in static]
-        late, late_base = (
-            itertools.chain.from_iterable(last),
-            itertools.chain.from_iterable(last_base),
-        )
-        forgotten = list(itertools.chain.from_iterable(run.afterwards for run in mine))
-        before = list(itertools.chain.from_iterable(run.afterwards for run in static))
-        regrets = []
-        for run, unmoved in zip(mine, static, strict=True):
-            references = [unmoved.walks, *_hindsight(known, run.job)]
-            fixed = [by_phase(run, walks) for walks in references]
-            regrets.append(metrics.regret(by_phase(run, run.walks), fixed))
-        recovery = [
-            metrics.requests_to_recover(a, b, chunk) for a, b in zip(last, last_base, strict=True)
-        ]
-        rows.append(
-            {
-                "arm": arm,
-                "scenario": name,
-                "seeds": len(mine),
-                "committed_per_pass": tokens_per_pass(ours),
-                "gain": asdict(metrics.gain(ours, base)),
-                "gain_each_seed": [
-                    metrics.gain(a.walks, b.walks).estimate
-                    for a, b in zip(mine, static, strict=True)
-                ],
-                "last_phase": asdict(metrics.gain(list(late), list(late_base))),
-                "regret": regrets,
-                "requests_to_recover": recovery,
-                "forgetting": asdict(metrics.gain(forgotten, before)),
-                "seconds": sum(run.seconds for run in mine) / len(mine),
-                "steps": mine[0].steps,
-                "skipped": sum(run.skipped for run in mine),
-            }
-        )
-    return rows
-
-
-def _hindsight(known: Mapping[Job, Run], job: Job) -> list[list[Walk]]:
-    run = known.get(replace(job, arm="default"))
-    return run.checkpoints if run else []
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The summary as Markdown."""
-    lines = [
-        "| drift | arm | tokens a pass | gain over static | in the last phase | regret "
-        "| requests to recover | old domain afterwards | learning, s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        regrets = sum(row["regret"]) / len(row["regret"])
-        recovered = " / ".join("-" if n is None else str(n) for n in row["requests_to_recover"])
-        lines.append(
-            f"| {row['scenario']} | {row['arm']} | {row['committed_per_pass']:.2f} "
-            f"| {_percent(row['gain'])} | {_percent(row['last_phase'])} | {regrets:.0f} "
-            f"| {recovered} | {_percent(row['forgetting'])} | {row['seconds']:.0f} |"
-        )
-    return "\n".join(lines)
-
-
-def _percent(found: Mapping[str, float]) -> str:
-    estimate, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
-    return f"{estimate:+.1f} % [{low:+.1f}, {high:+.1f}]"
-
-
 def main() -> None:
     """Run every arm on every scenario and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -321,11 +251,12 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=32, help="walked on each request")
     parser.add_argument("--requests", type=int, default=96, help="of each domain")
     parser.add_argument("--forgetting", type=int, default=24, help="requests of the known domain")
+    parser.add_argument("--gated", action="store_true", help="play only what passes the gate")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     settings = Settings(
         options.recording, options.drafter, options.target, tuple(options.learn), options.chunk,
-        options.steps, options.passes, options.requests, options.forgetting,
+        options.steps, options.passes, options.requests, options.forgetting, options.gated,
     )  # fmt: skip
     arms = [STATIC, *(options.arm or ARMS)]
     jobs = [

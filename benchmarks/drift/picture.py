@@ -1,15 +1,11 @@
 """The course of each arm: committed tokens per target pass over the requests of a scenario."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from benchmarks.drift.arms import STATIC
+from benchmarks.drift.runs import Run
 from online.gate import tokens_per_pass
-
-if TYPE_CHECKING:
-    from benchmarks.drift.lab import Run
 
 
 def draw(runs: Sequence[Run], chunk: int, path: Path) -> None:
@@ -32,7 +28,7 @@ def draw(runs: Sequence[Run], chunk: int, path: Path) -> None:
                 tokens_per_pass([w for walks in mine for w in walks[s : s + 2 * chunk]])
                 for s in starts
             ]
-            style = {"color": "black", "linestyle": "--"} if arm == "static" else {}
+            style = {"color": "black", "linestyle": "--"} if arm == STATIC else {}
             panel.plot([s + chunk for s in starts], course, label=arm, **style)
         phases = here[0].phases
         for place in range(1, len(phases)):

@@ -48,6 +48,17 @@ def test_a_patience_of_zero_never_rests() -> None:
     assert not any(pace.judged(changed=False) for _ in range(100))
 
 
+def test_drift_just_after_it_came_to_rest_is_noticed(trajectories: list[Trajectory]) -> None:
+    """What acceptance was like is known from the requests before."""
+    pace = Pace(PaceSection(patience=1), Clock())
+    rng = np.random.default_rng(3)
+    assert pace.saw(requests(trajectories[0], rng.normal(0.5, 0.1, 100).clip(0, 0.9))) is None
+    assert pace.judged(changed=False)
+    reason = pace.saw(requests(trajectories[0], rng.normal(0.3, 0.1, 40).clip(0, 0.9)))
+    assert reason is not None
+    assert pace.may_learn()
+
+
 @pytest.mark.parametrize("change", [-0.2, 0.2])
 def test_drift_wakes_it(trajectories: list[Trajectory], change: float) -> None:
     pace = resting(PaceSection(patience=2))
