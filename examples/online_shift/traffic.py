@@ -59,7 +59,9 @@ def main() -> None:
     for language, questions in traffic.items():
         for start in range(0, len(questions), options.every):
             chunk = questions[start : start + options.every]
-            plan = LoadPlan(options.concurrency, len(chunk), 0, sampling)
+            plan = LoadPlan(
+                concurrency=options.concurrency, requests=len(chunk), warmup=0, sampling=sampling
+            )
             (run,) = run_plans(options.url, chunk, [plan])
             answered = [outcome for outcome in run.outcomes if outcome.error is None]
             tokens = sum(outcome.completion_tokens for outcome in answered)

@@ -45,6 +45,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(place: Path) -> dict[str, str]:
+    target = ensure_smollm2()
+    (place / target.name).symlink_to(target)  # dequantised once for all tests
     return {**os.environ, "ADASPEC_CACHE": str(place), "PYTHONPATH": str(ROOT)}
 
 
@@ -52,7 +54,7 @@ def environment(place: Path) -> dict[str, str]:
 def url(place: Path, environment: dict[str, str]) -> Iterator[str]:
     port = free_port()
     serve = command("adaspec serve")
-    own = ["--target", str(ensure_smollm2()), "--port", str(port), "--dtype", "float32"]
+    own = ["--port", str(port), "--log", str(place / "server.log")]
     split = serve.index("--")
     process = subprocess.Popen(
         [*serve[:split], *own, *serve[split:]],
