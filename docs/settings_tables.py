@@ -35,11 +35,7 @@ def tables(struct: type[msgspec.Struct]) -> str:
 
 
 def meanings(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """What a struct's docstring says of each field.
-
-    Raises:
-        KeyError: if a field is not explained.
-    """
+    """What a struct's docstring says of each field that it explains."""
     text = inspect.cleandoc(struct.__doc__ or "").partition("Attributes:\n")[2]
     pieces = _ENTRY.split(text.partition("\n\n")[0])[1:]
     found: dict[str, str] = {}

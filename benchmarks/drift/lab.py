@@ -60,6 +60,7 @@ class Settings:
         chunk: requests between two visits to the weights.
         steps: optimiser steps after each chunk.
         passes: target passes walked on each request.
+        requests: of each domain, at most.
         forgetting: requests of the known domain, in no scenario, drafted at the very end.
         gated: only weights that pass the learner's gate are played; what it is judged by is not
             learned from.

@@ -1,8 +1,8 @@
 """What a run says: gain over static, regret, time to recover, forgetting."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from adaspec.versions import Interval
 from online.gate import relative_gain, tokens_per_pass
 from online.shadow import Walk
 
@@ -11,19 +11,9 @@ _RECOVERED = 0.8
 _CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True)
-class Gain:
-    """Relative gain in committed tokens per target pass, with its paired interval of 95 %."""
-
-    estimate: float
-    low: float
-    high: float
-
-
-def gain(ours: Sequence[Walk], static: Sequence[Walk]) -> Gain:
-    """Gain of one over the other on the same requests."""
-    found = relative_gain(ours, static, _CONFIDENCE)
-    return Gain(found.estimate, found.low, found.high)
+def gain(ours: Sequence[Walk], static: Sequence[Walk]) -> Interval:
+    """Relative gain in tokens per pass on the same requests, with its paired interval of 95 %."""
+    return relative_gain(ours, static, _CONFIDENCE)
 
 
 def regret(

@@ -2,8 +2,10 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import asdict
 
 from benchmarks.drift import metrics
 from benchmarks.drift.arms import STATIC
