@@ -29,6 +29,7 @@ from adaspec.cli.serve_plan import BUNDLED_DRAFTER
 from adaspec.drafters.checkpoint import read_drafter_config, read_tensors
 from adaspec.feedback import HiddenTeacher
 from adaspec.load.machine import machine_facts
+from adaspec.versions import BASE
 from benchmarks.drift.arms import ARMS, STATIC
 from benchmarks.drift.picture import draw
 from benchmarks.drift.recording import load_phase
@@ -174,7 +175,9 @@ class Gate:
     def __init__(self, laboratory: Laboratory, config: GateSection) -> None:
         self.live = self._base = laboratory.base
         self.held: list[Trajectory] = []
+        self._number = self._published = BASE
         self._evaluator = laboratory.evaluator
+        self._evaluator.forget([], [])  # versions of other runs have the same numbers
         self._config = config
 
     def judge(self, training: Training) -> None:
@@ -183,15 +186,16 @@ class Gate:
         candidate = training.export(self._base)
         verdict = judge(
             self._evaluator.candidate(candidate, held),
-            self._evaluator.candidate(self.live, held),
-            self._evaluator.candidate(self._base, held),
-            0,
+            self._evaluator.version(self._number, self.live, held),
+            self._evaluator.version(BASE, self._base, held),
+            self._number,
             self._config,
         )
         if verdict.action == "publish":
+            self._number = self._published = self._published + 1
             self.live = candidate
         elif verdict.action == "base":
-            self.live = self._base
+            self._number, self.live = BASE, self._base
             training.restart_from(self._base)
         elif verdict.over_incumbent.high < 0:
             training.restart_from(self.live)
