@@ -36,6 +36,14 @@ ARMS: Mapping[str, Sequence[str]] = {
     # Ours, one change at a time.
     "survival": ("objective.kind=survival",),
     "negatives": ("objective.negatives=0.3",),
+    "survival-base": ("objective.kind=survival", "ensemble.rates=[1.0]"),
+    "survival-ensemble": ("objective.kind=survival", "ensemble.rates=[0.3, 1.0, 3.0]"),
+    "survival-memory": (
+        "objective.kind=survival",
+        "ensemble.rates=[1.0]",
+        "ensemble.play=leader",
+        "ensemble.memories=2",
+    ),
     "survival-negatives": ("objective.kind=survival", "objective.negatives=0.3"),
     "optimistic": ("optimiser.hint=last",),
     "ensemble": ("ensemble.rates=[0.3, 1.0, 3.0]",),

@@ -70,6 +70,7 @@ class Settings:
     recording: Path
     drafter: Path
     target: Path
+    device: str
     learn: tuple[str, ...]
     chunk: int
     steps: int
@@ -86,7 +87,8 @@ class Laboratory:
         self.settings = settings
         self.network = read_drafter_config(settings.drafter)
         self.base = read_tensors(settings.drafter)
-        self.matrices = load_target_matrices(settings.target, self.network, torch.device("cpu"))
+        device = torch.device(settings.device)
+        self.matrices = load_target_matrices(settings.target, self.network, device)
         self.evaluator = Evaluator(self.network, self.matrices, settings.passes, _LONG)
         known, new = (
             list(load_phase(path))
@@ -245,6 +247,7 @@ def main() -> None:
     parser.add_argument("recording", type=Path)
     parser.add_argument("--drafter", type=Path, default=BUNDLED_DRAFTER)
     parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--device", default="cpu", help="that learns and drafts")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--arm", action="append", choices=sorted(ARMS))
@@ -260,8 +263,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     settings = Settings(
-        options.recording, options.drafter, options.target, tuple(options.learn), options.chunk,
-        options.steps, options.passes, options.requests, options.forgetting, options.gated,
+        options.recording, options.drafter, options.target, options.device, tuple(options.learn),
+        options.chunk, options.steps, options.passes, options.requests, options.forgetting,
+        options.gated,
     )  # fmt: skip
     arms = [STATIC, *(options.arm or ARMS)]
     jobs = [

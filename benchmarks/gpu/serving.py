@@ -20,13 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import httpx
-
 from adaspec.load.client import Sampling
 from adaspec.load.contenders import Contender, parse_contender
 from adaspec.load.equality import Parting, chat_token_ids, find_partings, greedy_answers
 from adaspec.load.launch import ServerProcess, ServerSpec, free_port, start_server, wait_for_file
 from adaspec.load.machine import machine_facts
+from adaspec.load.metrics_page import keep_metrics
 from adaspec.load.prompts import load_prompts
 from adaspec.load.report import RunSummary, summarize
 from adaspec.load.runner import LoadPlan, run_plans
@@ -110,14 +109,6 @@ def compare(
         gaps = [f"{p.gap:.3f}" if p.gap is not None else "unknown" for p in found]
         print(f"{name} c={concurrency}: {len(found)} of {len(tokenised)} part; gaps {gaps}")
     return partings
-
-
-def keep_metrics(urls: dict[str, str], directory: Path) -> None:
-    """Write what servers with --enable-metrics report to ``directory``."""
-    for name, url in urls.items():
-        reply = httpx.get(f"{url}/metrics", timeout=10.0)
-        if reply.is_success:
-            (directory / f"{name}.metrics").write_text(reply.text)
 
 
 def profile(urls: dict[str, str], prompts: Sequence[str], options: argparse.Namespace) -> None:
@@ -205,7 +196,8 @@ def main() -> None:
         results = measure(urls, prompts, options)
         if options.profile is not None:
             profile(urls, prompts, options)
-        keep_metrics(urls, options.logs)
+        for name, url in urls.items():
+            keep_metrics(url, options.logs / f"{name}.metrics")
     for name, summaries in results.items():
         if (share := max(s.client_cpu_share for s in summaries)) > 0.8:
             print(f"warning: the load client used {share:.0%} of a core against {name}; at that")

@@ -41,6 +41,7 @@ from adaspec.load.client import Sampling
 from adaspec.load.equality import Parting, chat_token_ids, find_partings, greedy_answers
 from adaspec.load.launch import ServerSpec, free_port, start_server, wait_for_file
 from adaspec.load.machine import machine_facts
+from adaspec.load.metrics_page import keep_metrics
 from adaspec.load.prompts import load_prompts
 from adaspec.load.runner import LoadPlan, LoadRun, run_plans
 from adaspec.target.smollm2 import ensure_smollm2
@@ -213,11 +214,16 @@ def loads_of(sweep: Sweep, prompts: tuple[str, ...], mixed: tuple[str, ...]) -> 
 
 
 def measure(
-    sweep: Sweep, fleet: Fleet, console: Console, save: Callable[[list[Measured]], None]
+    sweep: Sweep,
+    fleet: Fleet,
+    directory: Path,
+    console: Console,
+    save: Callable[[list[Measured]], None],
 ) -> list[Measured]:
     """Every load with every contender, repeats outermost, in an order that rotates.
 
-    What there is is saved after every measured load: a long run may be cut short.
+    What there is is saved after every measured load: a long run may be cut short. What AdaSpec's
+    servers with ``--enable-metrics`` tell then goes to ``directory``.
     """
     prompts = load_prompts(Path(sweep.prompts) if sweep.prompts != "bundled" else None)
     speculative = next(name for name in sweep.contenders if name != "plain")
@@ -227,7 +233,9 @@ def measure(
         shift = repeat % len(sweep.contenders)
         order = sweep.contenders[shift:] + sweep.contenders[:shift]
         for load, contender in itertools.product(loads, order):
-            found = measured(contender, load.name, repeat, run_load(fleet.url(contender), load))
+            url = fleet.url(contender)
+            found = measured(contender, load.name, repeat, run_load(url, load))
+            keep_metrics(url, directory / f"{repeat}-{load.name}-{contender}.metrics")
             console.print(
                 f"round {repeat + 1} of {sweep.repeats}  {load.name:<12} {contender:<9}"
                 f" {found.tokens_per_s:7.1f} tok/s  {found.errors} errors"
@@ -327,7 +335,7 @@ def main(
                 }
                 out.write_text(json.dumps(document, indent=1) + "\n")
 
-            results = measure(sweep, fleet, console, save)
+            results = measure(sweep, fleet, directory, console, save)
     console.print(table(results))
     if plot is not None:
         draw(results, plot)

@@ -59,6 +59,7 @@ def settings(place: Path, gated: bool = False) -> Settings:
         recording=place / "recording",
         drafter=place / "drafter",
         target=place / "target",
+        device="cpu",
         learn=("optimiser.learning_rate=3e-3", "batch.blocks=8", "gate.min_requests=2"),
         chunk=4,
         steps=6,
