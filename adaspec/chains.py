@@ -22,7 +22,7 @@ class ChainRows:
         width: tokens of the longest chain, or a bound of it.
         total: rows of the pass, without padding.
         device: of the tensors that are laid out.
-        lengths: int64 ``[batch]``, tokens of each chain; None if all have ``width``.
+        lengths: integer ``[batch]``, tokens of each chain; None if all have ``width``.
     """
 
     batch: int
@@ -39,7 +39,7 @@ class ChainRows:
     @classmethod
     def ragged(cls, lengths: Tensor, total: int, width: int) -> "ChainRows":
         """Chains of these ``lengths`` (integer ``[batch]``), which sum to ``total``."""
-        return cls(len(lengths), width, total, lengths.device, lengths.long())
+        return cls(len(lengths), width, total, lengths.device, lengths)
 
     @cached_property
     def start(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""`adaspec.verify.allocation.allocate` as one Triton kernel: a sort takes several launches."""
+"""Allocation as one Triton kernel, survival included: tensor operations take ten launches."""
 
 import torch
 import triton
@@ -38,15 +38,46 @@ def allocate_in_one_launch(priority: Tensor, extra: int) -> Tensor:
     return lengths
 
 
-@triton.jit(do_not_specialize=["batch", "drafts", "extra"])
-def _allocate(
-    priority_ptr, lengths_ptr, batch, drafts, extra, BATCH: tl.constexpr, DRAFTS: tl.constexpr
-):
-    """Finds the ``extra``-th highest value by bisection; among equals, the earlier are taken."""
-    position = tl.arange(0, DRAFTS)[:, None]
-    request = tl.arange(0, BATCH)[None, :]
-    exists = (position < drafts) & (request < batch)
-    values = tl.load(priority_ptr + request * drafts + position, mask=exists, other=0.0)
+def allocate_by_confidence(
+    log_probs: Tensor, base: Tensor, confidence: Tensor, least: float, extra: int
+) -> Tensor:
+    """`allocate_in_one_launch` by the survival that `DeviceSurvival` gives to these drafts.
+
+    Args:
+        log_probs: float32 ``[batch, drafts]`` on a CUDA device.
+        base, confidence: float32 ``[batch or 1, drafts or more]``, the maps of acceptance.
+        least: probability of a draft, below which (and as much below 1) confidence is cut.
+        extra: at most all drafts.
+    """
+    batch, drafts = log_probs.shape
+    lengths = torch.empty(batch, dtype=torch.int32, device=log_probs.device)
+    _allocate_by_confidence[(1,)](
+        log_probs,
+        log_probs.stride(0),
+        base,
+        base.stride(0) if len(base) > 1 else 0,
+        base.stride(1),
+        confidence,
+        confidence.stride(0) if len(confidence) > 1 else 0,
+        confidence.stride(1),
+        least,
+        lengths,
+        batch,
+        drafts,
+        extra,
+        BATCH=power_bucket(batch),
+        DRAFTS=triton.next_power_of_2(drafts),
+        num_warps=4 if batch <= 16 else 8,
+    )
+    return lengths
+
+
+@triton.jit
+def _highest(values, exists, extra):
+    """Lengths ``[BATCH]`` that take the ``extra`` highest of ``[DRAFTS, BATCH]`` values.
+
+    The ``extra``-th highest is found by bisection; among equals, the earlier are taken.
+    """
     # Numbers that are not negative are ordered as their bits are.
     bits = tl.where(exists, values.to(tl.int32, bitcast=True), -1)
     low = tl.zeros([], tl.int32)
@@ -62,6 +93,59 @@ def _allocate(
     of_position = tl.sum(equal, 1)
     rank = (tl.cumsum(of_position, 0) - of_position)[:, None] + tl.cumsum(equal, 1)
     chosen = above | ((equal == 1) & (rank <= left))
-    lengths = 1 + tl.sum(chosen.to(tl.int32), 0)
+    return 1 + tl.sum(chosen.to(tl.int32), 0)
+
+
+@triton.jit(do_not_specialize=["batch", "drafts", "extra"])
+def _allocate(
+    priority_ptr, lengths_ptr, batch, drafts, extra, BATCH: tl.constexpr, DRAFTS: tl.constexpr
+):
+    position = tl.arange(0, DRAFTS)[:, None]
+    request = tl.arange(0, BATCH)[None, :]
+    exists = (position < drafts) & (request < batch)
+    values = tl.load(priority_ptr + request * drafts + position, mask=exists, other=0.0)
     where = tl.arange(0, BATCH)
-    tl.store(lengths_ptr + where, lengths, mask=where < batch)
+    tl.store(lengths_ptr + where, _highest(values, exists, extra), mask=where < batch)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "log_probs_row", "base_row", "base_step", "confidence_row", "confidence_step", "least",
+        "batch", "drafts", "extra",
+    ]
+)  # fmt: skip
+def _allocate_by_confidence(
+    log_probs_ptr,
+    log_probs_row,
+    base_ptr,
+    base_row,
+    base_step,
+    confidence_ptr,
+    confidence_row,
+    confidence_step,
+    least,
+    lengths_ptr,
+    batch,
+    drafts,
+    extra,
+    BATCH: tl.constexpr,
+    DRAFTS: tl.constexpr,
+):
+    position = tl.arange(0, DRAFTS)[:, None]
+    request = tl.arange(0, BATCH)[None, :]
+    exists = (position < drafts) & (request < batch)
+    log_prob = tl.load(log_probs_ptr + request * log_probs_row + position, mask=exists, other=0.0)
+    base = tl.load(base_ptr + request * base_row + position * base_step, mask=exists, other=0.0)
+    slope = tl.load(
+        confidence_ptr + request * confidence_row + position * confidence_step,
+        mask=exists,
+        other=0.0,
+    )
+    p = tl.exp(log_prob)
+    p = tl.where(p == p, p, 0.0)  # NaN is no confidence at all
+    p = tl.minimum(tl.maximum(p, least), 1 - least)
+    accepted = base + slope * tl.log(p / (1 - p))  # log odds
+    log_accepted = tl.minimum(accepted, 0.0) - tl.log(1 + tl.exp(-tl.abs(accepted)))
+    survival = tl.exp(tl.cumsum(log_accepted, 0))
+    where = tl.arange(0, BATCH)
+    tl.store(lengths_ptr + where, _highest(survival, exists, extra), mask=where < batch)

@@ -111,9 +111,11 @@ class GoodputPolicy:
         if (whole or not self._shapes.ragged) and not self._shapes.on_host:
             return Allocation(uniform_lengths(batch, plan.width, self._device), tokens)
         history = self._history_of(plan.load.requests)
-        survival = self._device_survival(signals.log_probs, history, plan.load.sampled)
-        if self._shapes.on_host:
-            tokens = self._planner.refine(plan, survival.numpy())
+        drafts = signals.log_probs, history, plan.load.sampled
+        if not self._shapes.on_host:
+            return Allocation(self._device_survival.lengths(*drafts, tokens), tokens)
+        survival = self._device_survival(*drafts)
+        tokens = self._planner.refine(plan, survival.numpy())
         if not self._shapes.ragged:
             return Allocation(uniform_lengths(batch, tokens // batch, self._device), tokens)
         return Allocation(allocate(survival, tokens), tokens)

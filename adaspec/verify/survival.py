@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaspec.verify.allocation import allocate
 from adaspec.verify.calibration import CalibrationMeter, CalibrationReport
 from adaspec.verify.step import Flags, Floats, Ints
 
@@ -261,15 +262,31 @@ class DeviceSurvival:
             history: ``[batch]`` on the host; sampled: ``[batch]`` on the host. Nobody writes to
                 either: the same arrays again save time.
         """
-        fits = self._model.fits
-        if fits != self._fits or history is not self._history or sampled is not self._sampled:
-            self._prepare(history, sampled)
-        base, confidence = self._base, self._confidence
+        base, confidence = self._maps(history, sampled)
         if log_probs is not None:
             read = log_probs.shape[1]
             x = log_probs.float().exp().logit(float(_LEAST_PROBABILITY)).nan_to_num(-_LOGIT_RANGE)
             base = torch.addcmul(base[:, :read], confidence[:, :read], x)
         return base.sigmoid().cumprod(-1)
+
+    def lengths(
+        self, log_probs: Tensor | None, history: Floats, sampled: Flags, tokens: int
+    ) -> Tensor:
+        """`allocate` of so many tokens by survival: int32 ``[batch]``; arguments as above."""
+        if log_probs is None or not log_probs.is_cuda:
+            return allocate(self(log_probs, history, sampled), tokens)
+        from adaspec.verify.allocation_kernel import allocate_by_confidence
+
+        base, confidence = self._maps(history, sampled)
+        extra = min(max(tokens - len(log_probs), 0), log_probs.numel())
+        return allocate_by_confidence(log_probs, base, confidence, float(_LEAST_PROBABILITY), extra)
+
+    def _maps(self, history: Floats, sampled: Flags) -> tuple[Tensor, Tensor]:
+        """Log odds of acceptance ``[batch or 1, drafts]``: base, and weight of the confidence."""
+        fits = self._model.fits
+        if fits != self._fits or history is not self._history or sampled is not self._sampled:
+            self._prepare(history, sampled)
+        return self._base, self._confidence
 
     def _prepare(self, history: Floats, sampled: Flags) -> None:
         if self._fits != self._model.fits:

@@ -35,112 +35,121 @@ def warm_up(most_requests: int, block: int, device: torch.device) -> None:
             argmax = torch.zeros(rows.total, dtype=torch.int64, device=device)
             judge_greedy(tokens, argmax, rows)
             if rows.lengths is not None:
-                pack_rows(rows, tokens, tokens, rows.total, batch)
+                pack_rows(rows, tokens, tokens, tokens, rows.total, batch)
 
 
 class PackedRows(NamedTuple):
     """The rows of a pass; see `PackedChains`.
 
     Attributes:
-        tokens: int64 ``[size]``; positions: int64 ``[size]``; cells: int64 ``[size]``.
-        lengths: int32 ``[slots]``; boundaries: int32 ``[slots + 1]``, of all request slots.
+        tokens: int64 ``[size]``; positions: int64 ``[size]``; slots: int64 ``[size]``.
+        lengths: int32 ``[requests]``; boundaries: int32 ``[requests + 1]``, of the graph.
     """
 
     tokens: Tensor
     positions: Tensor
-    cells: Tensor
+    slots: Tensor
     lengths: Tensor
     boundaries: Tensor
 
 
 def pack_rows(
-    rows: ChainRows, tokens: Tensor, positions: Tensor, size: int, slots: int
+    rows: ChainRows,
+    tokens: Tensor,
+    positions: Tensor,
+    kv_slots: Tensor,
+    size: int,
+    requests: int,
 ) -> PackedRows:
-    """Lay out chains of different lengths for a graph of ``size`` rows and ``slots`` requests.
+    """Lay out chains of different lengths for a graph of ``size`` rows and so many ``requests``.
 
-    Slots behind the batch share the padding, no more than ``block`` rows each; see
+    Requests behind the batch share the padding, no more than ``block`` rows each; see
     ``RaggedVerifyLayout.padded_to_bucket`` with ``cap``.
 
     Args:
-        tokens: int64 ``[batch, rows.width]``; positions: int64 ``[batch, block]``, contiguous.
+        tokens: int64 ``[batch, rows.width]``.
+        positions, kv_slots: int64 ``[batch, block]``, contiguous.
     """
     block, device = positions.shape[1], tokens.device
     packed = torch.empty((3, size), dtype=torch.int64, device=device)
-    lengths = torch.empty(slots, dtype=torch.int32, device=device)
-    boundaries = torch.empty(slots + 1, dtype=torch.int32, device=device)
+    lengths = torch.empty(requests, dtype=torch.int32, device=device)
+    boundaries = torch.empty(requests + 1, dtype=torch.int32, device=device)
     assert rows.lengths is not None
     _pack_rows[(rows.batch + 1,)](
         rows.lengths,
         tokens,
         tokens.stride(0),
         positions,
+        kv_slots,
         *packed.unbind(),
         lengths,
         boundaries,
         rows.batch,
-        slots,
+        requests,
         size,
         block,
-        SLOTS=power_bucket(slots),
+        REQUESTS=power_bucket(requests),
         COLUMNS=triton.next_power_of_2(block),
         PADDING=_PADDING_ROWS,
     )
     return PackedRows(*packed.unbind(), lengths, boundaries)
 
 
-@triton.jit(do_not_specialize=["tokens_stride", "batch", "slots", "size", "block"])
+@triton.jit(do_not_specialize=["tokens_stride", "batch", "requests", "size", "block"])
 def _pack_rows(
     chain_lengths_ptr,
     tokens_ptr,
     tokens_stride,
     positions_ptr,
+    kv_slots_ptr,
     row_tokens_ptr,
     row_positions_ptr,
-    cells_ptr,
+    row_slots_ptr,
     lengths_ptr,
     boundaries_ptr,
     batch,
-    slots,
+    requests,
     size,
     block,
-    SLOTS: tl.constexpr,
+    REQUESTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PADDING: tl.constexpr,
 ):
-    """Programs below ``batch`` write a chain each; the last writes the slots and the padding."""
+    """Programs below ``batch`` write a chain each; the last writes boundaries and padding."""
     chain = tl.program_id(0)
-    slot = tl.arange(0, SLOTS)
-    length = tl.load(chain_lengths_ptr + slot, mask=slot < batch, other=0).to(tl.int32)
+    request = tl.arange(0, REQUESTS)
+    length = tl.load(chain_lengths_ptr + request, mask=request < batch, other=0).to(tl.int32)
     if chain < batch:
-        start = tl.sum(tl.where(slot < chain, length, 0), 0)
-        own = tl.sum(tl.where(slot == chain, length, 0), 0)
+        start = tl.sum(tl.where(request < chain, length, 0), 0)
+        own = tl.sum(tl.where(request == chain, length, 0), 0)
         column = tl.arange(0, COLUMNS)
         inside = column < own
         cell = chain * block + column
         token = tl.load(tokens_ptr + chain * tokens_stride + column, mask=inside)
         position = tl.load(positions_ptr + cell, mask=inside)
+        kv_slot = tl.load(kv_slots_ptr + cell, mask=inside)
         tl.store(row_tokens_ptr + start + column, token, mask=inside)
         tl.store(row_positions_ptr + start + column, position, mask=inside)
-        tl.store(cells_ptr + start + column, cell.to(tl.int64), mask=inside)
+        tl.store(row_slots_ptr + start + column, kv_slot, mask=inside)
     else:
         total = tl.sum(length, 0)
-        left, empty = size - total, slots - batch
+        left, empty = size - total, requests - batch
         each = left // tl.maximum(empty, 1)
-        padding = each + tl.where(slot - batch < left - each * empty, 1, 0)
-        padded = tl.where(slot < batch, length, padding)
-        padded += tl.where((empty == 0) & (slot == batch - 1), left, 0)
+        padding = each + tl.where(request - batch < left - each * empty, 1, 0)
+        padded = tl.where(request < batch, length, padding)
+        padded += tl.where((empty == 0) & (request == batch - 1), left, 0)
         padded = tl.minimum(padded, block)
-        tl.store(lengths_ptr + slot, padded, mask=slot < slots)
-        ends = tl.cumsum(tl.where(slot < slots, padded, 0), 0)
+        tl.store(lengths_ptr + request, padded, mask=request < requests)
+        ends = tl.cumsum(tl.where(request < requests, padded, 0), 0)
         tl.store(boundaries_ptr, 0)
-        tl.store(boundaries_ptr + 1 + slot, ends, mask=slot < slots)
+        tl.store(boundaries_ptr + 1 + request, ends, mask=request < requests)
         first_token, first_position = tl.load(tokens_ptr), tl.load(positions_ptr)
         for begin in range(total, size, PADDING):
             row = begin + tl.arange(0, PADDING)
             nothing = tl.zeros([PADDING], tl.int64)
             tl.store(row_tokens_ptr + row, nothing + first_token, mask=row < size)
             tl.store(row_positions_ptr + row, nothing + first_position, mask=row < size)
-            tl.store(cells_ptr + row, nothing - 1, mask=row < size)
+            tl.store(row_slots_ptr + row, nothing, mask=row < size)
 
 
 def judge_greedy(tokens: Tensor, argmax: Tensor, rows: ChainRows) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from adaspec.chains import ChainRows
-from sglang_patches.worker.graphs import PackedChains
 
 # What may wait; beyond it is written at once.
 _MOST_PENDING_BYTES = 32 << 20
@@ -55,7 +54,7 @@ class DraftContext:
         rows: ChainRows,
         features: Tensor,
         slots: Tensor,
-        packed: PackedChains,
+        positions: Tensor,
         commit_lens: Tensor,
     ) -> None:
         """Write the committed rows of a verify step.
@@ -65,23 +64,25 @@ class DraftContext:
 
         Args:
             features: ``[rows, taps · hidden]``, perhaps with padding behind.
-            slots: int64 ``[batch, columns]`` of the window, in the draft pool's ids.
-            packed: the rows of the pass.
+            slots: in the draft pool's ids: int64 ``[batch, columns]`` of the window that uniform
+                chains are the first columns of; ``[rows]`` of others.
+            positions: int64 ``[rows]``, perhaps with padding behind, as there may be in ``slots``.
             commit_lens: int32 ``[batch]``. The anchor's row is always committed; the bonus token
                 has no features yet.
         """
-        if not self._on_host and rows.lengths is None:
+        positions = positions[: rows.total]
+        if slots.dim() == 2:
             slots = slots[:, : rows.width]
+        if not self._on_host and slots.dim() == 2:
             self._append(
                 target_hidden=rows.expand(features).flatten(0, 1),
                 cache_loc=slots.reshape(-1),
                 cache_loc_2d=slots,
-                positions=packed.positions[: rows.total],
+                positions=positions,
                 commit_lens=commit_lens,
             )
             return
-        features, positions = features[: rows.total], packed.positions[: rows.total]
-        slots = _of_rows(slots, packed, rows)
+        features, slots = features[: rows.total], slots.reshape(-1)[: rows.total]
         if self._on_host:
             kept = (rows.column < rows.repeat(commit_lens)).nonzero().squeeze(1)
             features, positions, slots = (
@@ -122,10 +123,3 @@ class DraftContext:
         self._pending_bytes = 0
         self._append(target_hidden=features, cache_loc=slots, positions=positions)
         return len(slots)
-
-
-def _of_rows(slots: Tensor, packed: PackedChains, rows: ChainRows) -> Tensor:
-    """``[batch, columns]`` as ``[rows]``."""
-    if isinstance(packed.cells, slice):
-        return slots[:, packed.cells].reshape(-1)
-    return slots.reshape(-1).index_select(0, packed.cells[: rows.total])

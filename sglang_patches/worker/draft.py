@@ -129,8 +129,8 @@ def propose(
         read = slice(0, batch_size * (block - 1))
         drafted = sampler.out[read].view(batch_size, block - 1)[:, :drafts]
         if isinstance(sampler, ConfidentDraftSampler):
-            # The next step's graph overwrites what a policy may still be reading.
-            log_probs = sampler.log_probs[read].view(batch_size, block - 1)[:, :drafts].clone()
+            # Until the next step's graph, on the same stream, overwrites them.
+            log_probs = sampler.log_probs[read].view(batch_size, block - 1)[:, :drafts]
     else:
         wanted = hidden[:, 1 : drafts + 1].reshape(-1, hidden.shape[-1])
         with draft_tp_context(worker.draft_parallel_layout):
@@ -139,7 +139,7 @@ def propose(
     return Proposal(
         torch.cat((window.ids[:, :1], drafted), dim=1),
         DraftSignals(
-            None if log_probs is None else log_probs.view(batch_size, drafts),
+            None if log_probs is None else log_probs.reshape(batch_size, drafts),
             worker.length_ratio(hidden),
         ),
     )

@@ -1,12 +1,16 @@
 """The captured graphs of ragged verify passes: how many rows they have, and how a pass fits one."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from torch import Tensor
 
 from adaspec.chains import ChainRows
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 
 _Key = tuple[int, int, int]  # batch, width, columns
 
@@ -17,24 +21,26 @@ class PackedChains:
 
     Attributes:
         tokens: int64 ``[rows]``; positions: int64 ``[rows]``.
-        cells: place of every row in the flattened window, int64 ``[rows]``, -1 for padding; or the
-            window's columns, if its rows are taken as they lie.
         layout: SGLang's description of chains that may differ in length; None if the pass is laid
             out by one width.
+        slots: KV slot of every row, int64 ``[rows]``, 0 (the sink) for padding; None if the rows
+            are the window's first columns as they lie.
+        kv_plan: SGLang's plan of these slots; None if the window's own serves.
     """
 
     tokens: Tensor
     positions: Tensor
-    cells: Tensor | slice
     layout: RaggedVerifyLayout | None
+    slots: Tensor | None = None
+    kv_plan: "KVLocPlan | None" = None
 
 
 @dataclass(frozen=True)
 class _Place:
     """Where the rows of a pass come from, ``[rows]``, and SGLang's description of it."""
 
-    cells: Tensor
-    taken: Tensor  # `cells`, or 0 for padding
+    taken: Tensor  # cells of the flattened window; 0 for padding
+    is_padding: Tensor | None  # bool; None if there is none
     layout: RaggedVerifyLayout
 
 
@@ -62,45 +68,51 @@ class RaggedGraphs:
             return total
         return next((tier for tier in self.tiers if tier >= total), total)
 
-    def pack(self, rows: ChainRows, tokens: Tensor, positions: Tensor) -> PackedChains:
+    def pack(
+        self, rows: ChainRows, tokens: Tensor, positions: Tensor, slots: Tensor
+    ) -> PackedChains:
         """The rows of a pass.
 
         Args:
             tokens: int64 ``[batch, rows.width]``.
-            positions: int64 ``[batch, columns]`` of the window that the chains are the first
+            positions, slots: int64 ``[batch, columns]`` of the window that the chains are the first
                 columns of.
         """
         if rows.lengths is not None and tokens.is_cuda:
-            return self._pack_in_one_launch(rows, tokens, positions)
+            return self._pack_in_one_launch(rows, tokens, positions, slots)
         columns = positions.shape[1]
         place = self._place(rows, columns)
+        if rows.lengths is None and place.is_padding is None:
+            positions = rows.pack(positions[:, : rows.width])
+            return PackedChains(rows.pack(tokens), positions, place.layout)
         if tokens.shape[1] != columns:
             tokens = torch.nn.functional.pad(tokens, (0, columns - tokens.shape[1]))
+        taken = (cells.reshape(-1).index_select(0, place.taken) for cells in (positions, slots))
+        row_positions, row_slots = taken
+        if place.is_padding is not None:
+            row_slots = row_slots.masked_fill(place.is_padding, 0)
         return PackedChains(
-            tokens.reshape(-1).index_select(0, place.taken),
-            positions.reshape(-1).index_select(0, place.taken),
-            place.cells,
-            place.layout,
+            tokens.reshape(-1).index_select(0, place.taken), row_positions, place.layout, row_slots
         )
 
     def _pack_in_one_launch(
-        self, rows: ChainRows, tokens: Tensor, positions: Tensor
+        self, rows: ChainRows, tokens: Tensor, positions: Tensor, slots: Tensor
     ) -> PackedChains:
         from sglang_patches.worker.chain_kernels import pack_rows
 
         size = self.rows(rows.batch, rows.total)
-        slots = self._slots(rows.batch, size)
-        packed = pack_rows(rows, tokens, positions, size, slots or rows.batch)
+        requests = self._requests(rows.batch, size)
+        packed = pack_rows(rows, tokens, positions, slots, size, requests or rows.batch)
         layout = RaggedVerifyLayout(
             verify_lens=packed.lengths,
             graph_num_tokens=size,
             extend_start_loc=packed.boundaries[:-1],
             qo_indptr_device=packed.boundaries,
-            cap=self.block_size if slots else None,
+            cap=self.block_size if requests else None,
         )
-        return PackedChains(packed.tokens, packed.positions, packed.cells, layout)
+        return PackedChains(packed.tokens, packed.positions, layout, packed.slots)
 
-    def _slots(self, batch: int, size: int) -> int:
+    def _requests(self, batch: int, size: int) -> int:
         """Request slots of the graph of this size (``_ragged_capture_slots``); 0 without one."""
         if size not in self.tiers or batch > self.most_requests:
             return 0
@@ -119,8 +131,10 @@ class RaggedGraphs:
         cells = rows.cell
         if rows.width != columns:
             cells = rows.chain * columns + rows.column
+        is_padding = None
         if size > rows.total:
-            cells = torch.nn.functional.pad(cells, (0, size - rows.total), value=-1)
+            cells = torch.nn.functional.pad(cells, (0, size - rows.total))
+            is_padding = torch.arange(size, device=cells.device) >= rows.total
         start = rows.start.to(torch.int32)
         lengths = rows.lengths
         if lengths is None:
@@ -131,6 +145,6 @@ class RaggedGraphs:
             extend_start_loc=start,
             qo_indptr_device=torch.nn.functional.pad(start, (0, 1), value=rows.total),
         )
-        if slots := self._slots(rows.batch, size):
-            layout = layout.padded_to_bucket(padded_bs=slots, cap=self.block_size)
-        return _Place(cells, cells.clamp(min=0), layout)
+        if requests := self._requests(rows.batch, size):
+            layout = layout.padded_to_bucket(padded_bs=requests, cap=self.block_size)
+        return _Place(cells, is_padding, layout)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ from adaspec.verify import (
     VerifyPolicy,
     VerifyShapes,
 )
-from sglang_patches.online.host_copies import HostCopier
 from sglang_patches.worker.clock import StepClock
+from sglang_patches.worker.host_ring import HostRing
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -44,22 +44,18 @@ class PlannedStep:
     plan: StepPlan
     tokens: int = 0
     is_typical: bool = True
-    # Host tensors, valid once `wait` has returned. Absent if nothing was drafted; there are no
+    # Host tensors, valid once the counts are there. Absent if nothing was drafted; there are no
     # lengths if the host knows that all are the same.
     lengths: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
     length_ratio: torch.Tensor | None = None
-    wait: Callable[[], None] | None = None
     accepted: Sequence[int] | None = None
     seconds: float | None = None
     has_ended: bool = False  # the next step has started, so `seconds` will not change
 
     def host_lengths(self) -> list[int]:
-        """Verify length of each request."""
+        """Verify length of each request; only once the counts are there."""
         batch = self.plan.load.batch
-        if self.wait is not None:
-            self.wait()
-            self.wait = None
         if self.lengths is None:
             return [self.tokens // batch] * batch
         return list(self.lengths.tolist())
@@ -76,8 +72,8 @@ class PlannedStep:
             seconds,
             lengths,
             np.array(self.accepted, dtype=np.int64),
-            None if self.log_probs is None else self.log_probs.numpy(),
-            None if self.length_ratio is None else self.length_ratio.numpy(),
+            None if self.log_probs is None else self.log_probs.numpy().copy(),
+            None if self.length_ratio is None else self.length_ratio.numpy().copy(),
         )
 
 
@@ -96,7 +92,7 @@ class VerifyLengths:
     def __init__(self, policy: VerifyPolicy, shapes: VerifyShapes, device: torch.device) -> None:
         self.policy = policy
         self.shapes = shapes
-        self._copier = HostCopier(device)
+        self._ring = HostRing(device, _MOST_STEPS_IN_FLIGHT + 2, _most_bytes(shapes))
         self._clock = StepClock[PlannedStep]()
         self._steps: deque[PlannedStep] = deque()
         self._requests: tuple[str, ...] = ()
@@ -136,8 +132,7 @@ class VerifyLengths:
         present = {name: tensor for name, tensor in present.items() if tensor is not None}
         if not present:
             return allocation
-        copies, step.wait = self._copier.start(list(present.values()))
-        for name, copy in zip(present, copies, strict=True):
+        for name, copy in zip(present, self._ring.take(list(present.values())), strict=True):
             setattr(step, name, copy)
         return allocation
 
@@ -171,6 +166,11 @@ class VerifyLengths:
         else:
             context = sum(req.kv.kv_committed_len for req in batch.reqs)
         return StepLoad(self._requests, context, self._sampled)
+
+
+def _most_bytes(shapes: VerifyShapes) -> int:
+    """Of lengths, log-probabilities and length ratios, all of four bytes, and between them."""
+    return 4 * shapes.max_batch * (shapes.block_size + 1) + 64
 
 
 def _is_sampled(req: "Req") -> bool:

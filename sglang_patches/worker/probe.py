@@ -22,7 +22,7 @@ from adaspec.chains import ChainRows
 from adaspec.verify import CostSample
 from sglang_patches.worker.draft import BlockWindow, open_window, propose
 from sglang_patches.worker.graphs import PackedChains
-from sglang_patches.worker.verify import pack_chains
+from sglang_patches.worker.verify import kv_places, pack_chains
 
 if TYPE_CHECKING:
     from sglang_patches.worker.worker import AdaSpecWorker
@@ -85,9 +85,9 @@ def _run(worker: "AdaSpecWorker", size: int, tokens: int, drafted: bool) -> None
     output = worker.model_runner.forward(_target_batch(worker, batch, window, packed, rows))
     output.logits_output.next_token_logits.argmax(dim=-1)
     if drafted:
-        slots = torch.zeros_like(window.slots)
+        slots = torch.zeros(rows.total, dtype=torch.int64, device=device)
         features = output.logits_output.hidden_states
-        worker.context.commit(rows, features, slots, packed, torch.ones_like(lens))
+        worker.context.commit(rows, features, slots, packed.positions, torch.ones_like(lens))
     if worker.uses_triton:
         torch.cuda.synchronize()
 
@@ -121,5 +121,6 @@ def _target_batch(
         spec_info=verify_input,
         capture_hidden_mode=CaptureHiddenMode.FULL,
     )
-    window.kv_plan.bind(forward_batch, worker.model_runner.kv_index_translator, cols=packed.cells)
+    kv_plan, columns = kv_places(window, packed, rows)
+    kv_plan.bind(forward_batch, worker.model_runner.kv_index_translator, cols=columns)
     return forward_batch

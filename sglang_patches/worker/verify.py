@@ -1,11 +1,13 @@
 """Verification: one target pass over the drafted tokens, and the logits it must be judged by."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
 from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
@@ -26,10 +28,29 @@ def pack_chains(
 ) -> PackedChains:
     """Lay out the chains in ``tokens`` (``[batch, width]``) for a pass of the target."""
     if rows.lengths is None and not worker.is_ragged:
-        columns = slice(0, rows.width)
-        positions = rows.pack(window.positions[:, columns])
-        return PackedChains(rows.pack(tokens), positions, columns, None)
-    return worker.graphs.pack(rows, tokens, window.positions)
+        positions = rows.pack(window.positions[:, : rows.width])
+        return PackedChains(rows.pack(tokens), positions, None)
+    packed = worker.graphs.pack(rows, tokens, window.positions, window.slots)
+    if packed.slots is None:
+        return packed
+    plan = window.kv_plan
+    own = worker.model_runner.kv_index_translator.plan(
+        req_pool_indices=plan.req_pool_indices,
+        seq_lens=plan.seq_lens,
+        seq_lens_cpu=plan.seq_lens_cpu,
+        write_virtual=packed.slots,
+        read_extent=plan.read_extent,
+    )
+    return replace(packed, kv_plan=own)
+
+
+def kv_places(
+    window: BlockWindow, packed: PackedChains, rows: ChainRows
+) -> tuple[KVLocPlan, slice | None]:
+    """The plan of the rows' KV slots, and the columns of its window that they are."""
+    if packed.kv_plan is None:
+        return window.kv_plan, slice(0, rows.width)
+    return packed.kv_plan, None
 
 
 def target_forward(
@@ -45,16 +66,17 @@ def target_forward(
     Returns SGLang's ``GenerationBatchResult`` of the pass: logits for every row of ``rows``, and
     the tapped hidden states of the same rows, perhaps with padding behind.
     """
+    kv_plan, columns = kv_places(window, packed, rows)
     verify_input = DFlashVerifyInput(
         draft_token=packed.tokens,
         positions=packed.positions,
         draft_token_num=rows.width,
         capture_hidden_mode=CaptureHiddenMode.FULL,
         ragged_verify_layout=packed.layout,
-        kv_loc_plan=window.kv_plan,
-        kv_loc_cols=packed.cells,
+        kv_loc_plan=kv_plan,
+        kv_loc_cols=columns,
     )
-    batch.out_cache_loc = window.kv_plan.virtual_write_ids(cols=packed.cells)
+    batch.out_cache_loc = kv_plan.virtual_write_ids(cols=columns)
     # SGLang plans attention from host lengths that include the verified tokens; the scheduler's
     # own bookkeeping must not see them.
     scheduler_lens = (batch.seq_lens_cpu, batch.seq_lens_sum)

@@ -341,11 +341,15 @@ class AdaSpecWorker(DFlashWorkerV2):
 
         ``tapped`` is ``[rows, taps · hidden]``: the target features of the verified tokens.
         """
-        slots = self._draft_write_ids(window.kv_plan).view(window.slots.shape)
         if not step.plan.drafted:
-            self.context.keep(step.plan.load.requests, tapped, slots[:, 0], window.positions[:, 0])
+            slots = self._draft_write_ids(window.kv_plan)
+            self.context.keep(step.plan.load.requests, tapped, slots, window.positions[:, 0])
             return
-        self.context.commit(rows, tapped, slots, packed, verdict.commit_lens)
+        if packed.kv_plan is None or rows.lengths is None:
+            slots = self._draft_write_ids(window.kv_plan).view(window.slots.shape)
+        else:
+            slots = self._draft_write_ids(packed.kv_plan)
+        self.context.commit(rows, tapped, slots, packed.positions, verdict.commit_lens)
 
     def _append_target_hidden_to_draft_kv_by_loc(
         self,

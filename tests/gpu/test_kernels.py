@@ -3,12 +3,14 @@
 On a CPU with Triton: ``TRITON_INTERPRET=1 pytest -m gpu tests/gpu/test_kernels.py``.
 """
 
+import numpy as np
 import pytest
 import torch
 
 from adaspec.acceptance import accept_greedy
 from adaspec.chains import ChainRows
 from adaspec.verify.allocation import allocate
+from adaspec.verify.survival import _LEAST_PROBABILITY, DeviceSurvival, SurvivalModel
 from sglang_patches.worker.accept import make_verdict
 from sglang_patches.worker.graphs import RaggedGraphs
 from tests.gpu.conftest import DEVICE
@@ -45,6 +47,35 @@ def test_drafts_of_highest_priority_are_taken_and_ties_go_to_the_earlier(
         assert torch.equal(there, allocate(priority, batch + extra)), extra
 
 
+@pytest.mark.parametrize(("batch", "drafts"), [(1, 15), (7, 4), (32, 15), (130, 15)])
+@pytest.mark.parametrize("sampled", [0.0, 0.5])
+def test_drafts_are_shared_out_by_the_survival_that_tensor_operations_give(
+    batch: int, drafts: int, sampled: float
+) -> None:
+    from adaspec.verify.allocation_kernel import allocate_by_confidence
+
+    rng = np.random.default_rng(batch)
+    model = SurvivalModel(drafts, has_confidence=True)
+    model._parameters += rng.normal(scale=0.3, size=model.parameters.shape).astype(np.float32)
+    history = rng.normal(size=batch).astype(np.float32)
+    kinds = rng.random(batch) < sampled
+    log_probs = -torch.rand(batch, drafts) * 3
+    log_probs[0, 1], log_probs[-1, 0] = float("nan"), 0.0
+    here = DeviceSurvival(model, torch.device("cpu"))
+    survival = here(log_probs, history, kinds)
+    base, confidence = (m.to(DEVICE) for m in here._maps(history, kinds))
+    whole = batch * drafts
+    for extra in sorted({0, 1, whole // 3, whole - 1, whole}):
+        lengths = allocate_by_confidence(
+            log_probs.to(DEVICE), base, confidence, float(_LEAST_PROBABILITY), extra
+        ).cpu()
+        assert int(lengths.sum()) == batch + extra
+        # Rounding may decide between two that are as good; what is expected is the same.
+        taken = torch.arange(drafts) < lengths[:, None] - 1
+        best = survival.flatten().sort(descending=True).values[:extra].sum()
+        torch.testing.assert_close(survival[taken].sum(), best, atol=1e-4, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("batch", "block"), [(2, 16), (5, 4), (33, 16), (128, 16)])
 @pytest.mark.parametrize("spare", [(3, 2), (700, 1), (0, 0), (None, 0)], ids=str)
 def test_chains_are_packed_as_on_the_cpu(
@@ -59,15 +90,21 @@ def test_chains_are_packed_as_on_the_cpu(
     positions = torch.randint(0, 999, (batch, block))
     tiers = () if more_rows is None else (rows.total + more_rows,)
     graphs = RaggedGraphs(block, tiers, batch + more_slots)
-    here = graphs.pack(rows, tokens, positions)
+    slots = torch.randint(1, 999, (batch, block))
+    here = graphs.pack(rows, tokens, positions, slots)
     assert here.layout is not None
     there = pack_rows(
-        moved(rows), tokens.to(DEVICE), positions.to(DEVICE), len(here.tokens), here.layout.bs
+        moved(rows),
+        tokens.to(DEVICE),
+        positions.to(DEVICE),
+        slots.to(DEVICE),
+        len(here.tokens),
+        here.layout.bs,
     )
     assert torch.equal(there.tokens.cpu(), here.tokens)
     assert torch.equal(there.positions.cpu(), here.positions)
-    assert isinstance(here.cells, torch.Tensor)
-    assert torch.equal(there.cells.cpu(), here.cells)
+    assert here.slots is not None
+    assert torch.equal(there.slots.cpu(), here.slots)
     assert torch.equal(there.lengths.cpu(), here.layout.verify_lens)
     assert torch.equal(there.boundaries.cpu(), here.layout.qo_indptr_device)
 

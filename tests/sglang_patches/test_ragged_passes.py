@@ -18,19 +18,44 @@ from adaspec.errors import AdaSpecError
 from sglang_patches.worker import ragged_triton
 from sglang_patches.worker.draft import BlockWindow
 from sglang_patches.worker.draft_sampler import ConfidentDraftSampler
-from sglang_patches.worker.graphs import RaggedGraphs
-from sglang_patches.worker.verify import pack_chains
+from sglang_patches.worker.graphs import PackedChains, RaggedGraphs
+from sglang_patches.worker.verify import kv_places, pack_chains
 
 BLOCK = 4
 
 
+class Translator:
+    """A pool whose slots are as the scheduler names them."""
+
+    def space(self, _: object) -> SimpleNamespace:
+        return SimpleNamespace(key=0, write=None)
+
+    def plan(self, **parts: object) -> KVLocPlan:
+        return KVLocPlan(source=self, **parts)  # type: ignore[arg-type]
+
+
 def window(batch: int) -> BlockWindow:
     cells = torch.arange(batch * BLOCK).view(batch, BLOCK)
-    return BlockWindow(cells, 100 + cells, 200 + cells, None, torch.zeros(batch))  # type: ignore[arg-type]
+    plan = Translator().plan(
+        req_pool_indices=torch.arange(batch),
+        seq_lens=torch.zeros(batch),
+        seq_lens_cpu=None,
+        write_virtual=(200 + cells).reshape(-1),
+    )
+    return BlockWindow(cells, 100 + cells, 200 + cells, plan, torch.zeros(batch))
 
 
 def worker(*tiers: int, ragged: bool = True, requests: int = 4) -> SimpleNamespace:
-    return SimpleNamespace(is_ragged=ragged, graphs=RaggedGraphs(BLOCK, tiers, requests))
+    runner = SimpleNamespace(kv_index_translator=Translator())
+    graphs = RaggedGraphs(BLOCK, tiers, requests)
+    return SimpleNamespace(is_ragged=ragged, graphs=graphs, model_runner=runner)
+
+
+def written(packed: PackedChains, rows: ChainRows) -> list[int]:
+    plan, columns = kv_places(window(rows.batch), packed, rows)
+    ids = plan.virtual_write_ids(cols=columns)
+    assert ids is not None
+    return list(ids.tolist())
 
 
 def test_chains_are_padded_to_the_rows_of_a_graph() -> None:
@@ -39,7 +64,7 @@ def test_chains_are_padded_to_the_rows_of_a_graph() -> None:
     packed = pack_chains(worker(6), window(2), tokens, rows)
     assert packed.tokens.tolist() == [1, 2, 3, 5, 1, 1]
     assert packed.positions.tolist() == [100, 101, 102, 104, 100, 100]
-    assert packed.cells.tolist() == [0, 1, 2, 4, -1, -1]
+    assert written(packed, rows) == [200, 201, 202, 204, 0, 0]  # padding goes to the sink
     layout = packed.layout
     assert layout is not None
     assert layout.graph_num_tokens == 6
@@ -60,41 +85,38 @@ def test_a_pass_without_a_graph_is_not_padded() -> None:
     assert packed.layout.qo_indptr_device.tolist() == [0, 3, 4]
 
 
-def test_padding_is_written_to_the_sink() -> None:
-    source = SimpleNamespace(space=lambda _: SimpleNamespace(key=0, write=None))
-    plan = KVLocPlan(
-        source=source,  # type: ignore[arg-type]
-        req_pool_indices=torch.arange(2),
-        seq_lens=torch.zeros(2),
-        seq_lens_cpu=None,
-        write_virtual=window(2).slots.reshape(-1),
-    )
-    ids = plan.virtual_write_ids(cols=torch.tensor([0, 4, -1]))
-    assert ids is not None
-    assert ids.tolist() == [200, 204, 0]
-
-
 def test_a_uniform_step_has_a_layout_only_where_graphs_are_ragged() -> None:
     tokens, rows = torch.tensor([[1], [5]]), ChainRows.uniform(2, 1, torch.device("cpu"))
     stock = pack_chains(worker(4, ragged=False), window(2), tokens, rows)
     assert stock.layout is None
-    assert stock.cells == slice(0, 1)
+    assert written(stock, rows) == [200, 204]
     packed = pack_chains(worker(4), window(2), tokens, rows)
     assert packed.tokens.tolist() == [1, 5, 1, 1]
     assert packed.positions.tolist() == [100, 104, 100, 100]
     assert packed.layout is not None
     assert packed.layout.verify_lens.tolist() == [1, 1, 1, 1]
-    assert packed.cells.tolist() == [0, 4, -1, -1]
+    assert written(packed, rows) == [200, 204, 0, 0]
+
+
+def test_equal_chains_that_fill_a_graph_are_taken_as_they_lie() -> None:
+    tokens = torch.arange(8).view(2, BLOCK)
+    rows = ChainRows.uniform(2, BLOCK, torch.device("cpu"))
+    packed = pack_chains(worker(8), window(2), tokens, rows)
+    assert packed.slots is None
+    assert packed.layout is not None
+    assert packed.tokens.tolist() == list(range(8))
+    assert packed.positions.tolist() == list(range(100, 108))
+    assert written(packed, rows) == list(range(200, 208))
 
 
 def test_uniform_layouts_are_made_once() -> None:
     graphs = RaggedGraphs(BLOCK, (4, 8), 4)
     tokens, positions = torch.tensor([[1], [5]]), torch.arange(2 * BLOCK).view(2, BLOCK)
     rows = ChainRows.uniform(2, 1, torch.device("cpu"))
-    once, again = (graphs.pack(rows, tokens, positions) for _ in range(2))
+    once, again = (graphs.pack(rows, tokens, positions, positions) for _ in range(2))
     assert once.layout is again.layout
     # A step without drafts has a window of one column.
-    narrow = graphs.pack(rows, tokens, positions[:, :1])
+    narrow = graphs.pack(rows, tokens, positions[:, :1], positions[:, :1])
     assert narrow.positions.tolist() == [0, BLOCK, 0, 0]
 
 

@@ -41,7 +41,6 @@ from sglang_patches.worker import (
     worker,
 )
 from sglang_patches.worker.context import DraftContext
-from sglang_patches.worker.graphs import PackedChains
 from sglang_patches.worker.worker import AdaSpecWorker
 from tests.sglang_patches import upstream_use as use
 
@@ -155,8 +154,7 @@ def test_context_is_appended_as_upstream_asks() -> None:
         context = DraftContext(
             lambda **places: shown.append(asked.bind(None, **places)), on_host=on_host
         )
-        packed = PackedChains(row, row, slice(0, 2), None)
-        context.commit(rows, tensor, row[None], packed, torch.tensor([2]))
+        context.commit(rows, tensor, row[None], row, torch.tensor([2]))
         context.keep(("a", "b"), tensor, row, row)
         context.catch_up()
     assert len(shown) == 4

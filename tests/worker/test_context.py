@@ -35,7 +35,14 @@ COMMIT_LENS = torch.tensor([2, 1, 2], dtype=torch.int32)
 
 def packed(rows: ChainRows, graphs: RaggedGraphs | None = None) -> PackedChains:
     positions = torch.arange(10, 19).view(3, 3)
-    return (graphs or RaggedGraphs(3)).pack(rows, SLOTS[:, : rows.width], positions)
+    return (graphs or RaggedGraphs(3)).pack(rows, SLOTS[:, : rows.width], positions, SLOTS)
+
+
+def commit(context: DraftContext, rows: ChainRows, graphs: RaggedGraphs | None = None) -> None:
+    chains = packed(rows, graphs)
+    slots = SLOTS if rows.lengths is None else chains.slots
+    assert slots is not None
+    context.commit(rows, FEATURES, slots, chains.positions, COMMIT_LENS)
 
 
 @pytest.fixture
@@ -60,14 +67,14 @@ def test_only_committed_rows_of_ragged_chains_are_written(
     context: DraftContext, cache: Cache
 ) -> None:
     rows = ChainRows.ragged(torch.tensor([3, 1, 2]), 6, 3)
-    context.commit(rows, FEATURES, SLOTS, packed(rows), COMMIT_LENS)
+    commit(context, rows)
     assert cache.slots == {0: (0, 10), 1: (1, 11), 3: (3, 13), 6: (4, 16), 7: (5, 17)}
 
 
 def test_on_a_device_rejected_rows_go_to_their_own_slots(cache: Cache) -> None:
     rows = ChainRows.ragged(torch.tensor([3, 1, 2]), 6, 3)
     context = DraftContext(cache.append, on_host=False)
-    context.commit(rows, FEATURES, SLOTS, packed(rows), COMMIT_LENS)
+    commit(context, rows)
     assert cache.slots == {
         0: (0, 10), 1: (1, 11), 2: (2, 12), 3: (3, 13), 6: (4, 16), 7: (5, 17)
     }  # fmt: skip
@@ -77,7 +84,7 @@ def test_on_a_device_rejected_rows_go_to_their_own_slots(cache: Cache) -> None:
 def test_equal_chains_are_written_from_their_columns(cache: Cache, graphs: RaggedGraphs) -> None:
     rows = ChainRows.uniform(3, 2, torch.device("cpu"))
     context = DraftContext(cache.append, on_host=True)
-    context.commit(rows, FEATURES, SLOTS, packed(rows, graphs), COMMIT_LENS)
+    commit(context, rows, graphs)
     assert cache.slots == {0: (0, 10), 1: (1, 11), 3: (2, 13), 6: (4, 16), 7: (5, 17)}
 
 
