@@ -2,8 +2,11 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -42,3 +45,11 @@ def test_the_alerts_read_metrics_that_exist_and_say_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert len(rule["annotations"]["description"]) > 20
     assert len({rule["alert"] for rule in rules}) == len(rules)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Prometheus's promtool")
+def test_prometheus_takes_the_alerts() -> None:
+    rules = str(ROOT / "deploy" / "alerts.yml")
+    done = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "7 rules found" in done.stdout

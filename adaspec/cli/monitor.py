@@ -26,6 +26,9 @@ def monitor(
     json: Annotated[bool, typer.Option("--json", help="One line of JSON per report.")] = False,
     log: Annotated[Path | None, typer.Option(help="Append each report as a line of JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw what --log has written, and end.")] = None,
+    web: Annotated[bool, typer.Option("--web", help="Serve a page with plots instead.")] = False,
+    host: Annotated[str, typer.Option(help="Address of the page.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any.")] = 30090,
 ) -> None:
     """Show whether the drafter gets better and whether speculation pays.
 
@@ -40,6 +43,9 @@ def monitor(
     if log is not None:
         _check_log(log)
     watched = Monitor(url.rstrip("/"), window)
+    if web:
+        _serve_page(watched, url, interval, log, host, port)
+        return
     # Ctrl-C is how one leaves.
     with contextlib.suppress(KeyboardInterrupt), httpx.Client(timeout=_TIMEOUT_S) as client:
         if once:
@@ -59,6 +65,21 @@ def monitor(
                 _append(report, log)
                 live.update(render(report))
                 time.sleep(interval)
+
+
+def _serve_page(
+    watched: Monitor, url: str, interval: float, log: Path | None, host: str, port: int
+) -> None:
+    # Starlette and uvicorn take a while to import.
+    from adaspec.monitor.web import Watcher, is_loopback, listen, serve
+
+    with listen(host, port) as listener:
+        address = f"[{host}]" if ":" in host else host
+        print(f"http://{address}:{listener.getsockname()[1]}/", flush=True)
+        if not is_loopback(host):
+            print("Whoever reaches this address can read the figures.", file=sys.stderr)
+        keep = Watcher(watched, url.rstrip("/"), interval, lambda report: _append(report, log))
+        serve(keep, listener, host)
 
 
 def _read(watched: Monitor, client: httpx.Client, url: str) -> Report:

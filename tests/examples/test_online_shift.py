@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from adaspec.drafters.checkpoint import read_drafter_config
-from adaspec.load.launch import free_port
+from adaspec.load.client import Sampling
+from adaspec.load.launch import ServerSpec, free_port, start_server
+from adaspec.load.report import summarize
+from adaspec.load.runner import LoadPlan, run_plans
 from adaspec.target.smollm2 import ensure_smollm2
 from online.config import load_learn_config
 from tests.cli.test_serve import read_until
@@ -114,3 +117,24 @@ def test_what_was_learned_can_be_taken_back_or_away(
     assert "rolled back" in words or "nothing is older" in words
     run(command("adaspec export"), place, environment)
     assert read_drafter_config(place / "french-drafter").block_size == 16
+
+
+@pytest.mark.server
+def test_stock_dflash_serves_what_was_taken_away(place: Path) -> None:
+    """After the tests above. AdaSpec's platform is all that is not SGLang's here."""
+    words, port = command("python -m sglang"), free_port()
+    target = str(ensure_smollm2())
+    words[words.index("TARGET")] = target
+    words[words.index("french-drafter")] = str(place / "french-drafter")
+    spec = ServerSpec(target=target, port=port)
+    plan = LoadPlan(
+        concurrency=2, requests=4, warmup=0, sampling=Sampling(max_tokens=24, temperature=0.0)
+    )
+    log = place / "stock.log"
+    with start_server(spec, log=log, command=[*words, "--port", str(port)]) as server:
+        server.wait_until_healthy(400)
+        (run_,) = run_plans(spec.url, ["Why is the sky blue?", "Pourquoi pleut-il ?"], [plan])
+    summary = summarize(run_)
+    assert summary.errors == 0
+    assert summary.committed_per_pass is not None
+    assert summary.committed_per_pass > 1.2
