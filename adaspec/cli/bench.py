@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from adaspec.errors import AdaSpecError
+from adaspec.cli.files import check_writable
 from adaspec.load.client import RequestOutcome, Sampling
 from adaspec.load.machine import machine_facts
 from adaspec.load.prompts import load_prompts
@@ -46,7 +46,7 @@ def bench(
     ]
     texts = load_prompts(prompts)
     if json is not None:
-        _check_writable(json)
+        check_writable(json, "--json")
     base = url.rstrip("/")
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:
@@ -76,12 +76,3 @@ def bench(
         json.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     if any(summary.errors for summary in summaries):
         raise typer.Exit(1)
-
-
-def _check_writable(path: Path) -> None:
-    try:
-        path.touch()
-    except OSError as error:
-        raise AdaSpecError(
-            f"cannot write {path}: {error.strerror}; choose another file with --json."
-        ) from error

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from adaspec.cli import bench, control, export, learn, monitor, serve, train
+from adaspec.cli import bench, control, export, learn, monitor, serve, traffic, train
 from adaspec.errors import AdaSpecError
 
 
@@ -28,6 +28,7 @@ app = _Application(
 )
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("traffic")(traffic.traffic)
 app.command("train")(train.train)
 app.command("monitor")(monitor.monitor)
 app.command("export")(export.export)

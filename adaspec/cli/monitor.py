@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from adaspec.cli.files import check_writable
 from adaspec.errors import AdaSpecError
 from adaspec.monitor import Monitor, Report, draw, fetch, read_log, render
 
@@ -41,7 +42,7 @@ def monitor(
         draw(read_log(log), plot)
         return
     if log is not None:
-        _check_log(log)
+        check_writable(log, "--log")
     watched = Monitor(url.rstrip("/"), window)
     if web:
         _serve_page(watched, url, interval, log, host, port)
@@ -102,13 +103,3 @@ def _append(report: Report, log: Path | None) -> None:
     if log is not None:
         with log.open("ab") as file:
             file.write(msgspec.json.encode(report) + b"\n")
-
-
-def _check_log(log: Path) -> None:
-    try:
-        log.open("ab").close()
-    except OSError as error:
-        raise AdaSpecError(
-            f"reports cannot be appended to {log} ({error.strerror}); name a file that can be "
-            "written."
-        ) from error

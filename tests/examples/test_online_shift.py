@@ -89,11 +89,13 @@ def test_the_walk_through(url: str, place: Path, environment: dict[str, str]) ->
     monitor = subprocess.Popen(
         [*watch[:4], url, *watch[5:]], env=environment, cwd=place, stdout=subprocess.DEVNULL
     )
-    _, traffic, _ = command("python examples")
-    little = ["--english", "4", "--french", "8", "--max-tokens", "24", "--every", "4"]
-    said = run([sys.executable, str(ROOT / traffic), url, *little], place, environment)
-    lines = re.findall(r"^(English|French) +(\d+) +[\d.]+ +([\d.]+)$", said, re.MULTILINE)
-    assert [line[:2] for line in lines] == [("English", "4"), ("French", "4"), ("French", "8")]
+    *traffic, _, english, french, every, _, most, _ = command("adaspec traffic")
+    assert (english, every, most) == ("4x12", "--every", "--max-tokens")
+    questions = ROOT / french.partition(":")[2]
+    little = ["4x4", f"4x8:{questions}", every, "4", most, "24"]
+    said = run([*traffic, url, *little], place, environment)
+    lines = re.findall(r"^(bundled|french) +4 +(\d+) .* ([\d.]+)$", said, re.MULTILINE)
+    assert [line[:2] for line in lines] == [("bundled", "4"), ("french", "4"), ("french", "4")]
     assert all(float(line[2]) >= 1 for line in lines)
     monitor.send_signal(signal.SIGINT)
     monitor.wait(timeout=30)
