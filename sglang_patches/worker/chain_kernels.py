@@ -6,6 +6,7 @@ what `RaggedGraphs.pack` and `make_verdict` do on the CPU. `tests/gpu/test_kerne
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +15,7 @@ from torch import Tensor
 from adaspec.chains import ChainRows
 from adaspec.verify.allocation import allocate
 from adaspec.verify.allocation_kernel import power_bucket
+from adaspec.verify.survival import DeviceSurvival, SurvivalModel
 
 _PADDING_ROWS = 256  # written at a time
 
@@ -25,7 +27,11 @@ def warm_up(most_requests: int, block: int, device: torch.device) -> None:
         most_requests: that run at once.
         block: tokens of a draft block.
     """
+    survival = DeviceSurvival(SurvivalModel(block - 1, has_confidence=True), device)
     for batch in sorted({power_bucket(n) for n in range(1, most_requests + 1)}):
+        log_probs = torch.zeros((batch, block - 1), device=device)
+        history, is_sampled = np.zeros(batch, dtype=np.float32), np.zeros(batch, dtype=np.bool_)
+        survival.lengths(log_probs, history, is_sampled, 2 * batch)
         tokens = torch.zeros((batch, block), dtype=torch.int64, device=device)
         lengths = allocate(torch.ones((batch, block - 1), device=device), 2 * batch)
         for rows in (
