@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from adaspec.errors import AdaSpecError
+from adaspec.plugins import check_factory
 from adaspec.settings import read_settings
 
 CONFIG_ENVIRONMENT_VARIABLE = "ADASPEC_CONFIG"
@@ -24,11 +25,11 @@ PositiveShare = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
 class EmaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policy ``ema``.
+    """Settings of the policy ``ema``: a little more than was accepted lately on average.
 
     Attributes:
-        weight: of the newest step in the average of accepted drafts.
-        margin: tokens verified beyond the average and the anchor.
+        weight: how much the newest step counts in the average of accepted drafts.
+        margin: tokens verified beyond that average and the anchor.
     """
 
     weight: PositiveShare = 0.1
@@ -36,12 +37,14 @@ class EmaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class AdaFlashConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policy ``adaflash``: the drafter's length head decides, as in AdaFlash.
+    """Settings of the policy ``adaflash``: the drafter's length head decides, as in AdaFlash.
 
     Attributes:
-        rate: factor on the head's share of the block (``THRESHOLD_RATE``).
-        minimum: shortest length in tokens, the anchor included (``CANDIDATE_LEN_MIN``).
-        ema: weight of the newest step in the average length of the batch.
+        rate: factor on the share of the block that the head predicts (AdaFlash's
+            ``THRESHOLD_RATE``).
+        minimum: shortest length in tokens, the anchor included (AdaFlash's
+            ``CANDIDATE_LEN_MIN``).
+        ema: how much the newest step counts in the average length of the batch.
         from_batch: requests from which the head is used; with fewer the whole block is verified.
     """
 
@@ -52,11 +55,11 @@ class AdaFlashConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class GoodputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policy ``goodput``.
+    """Settings of the policy ``goodput``: expected commits over expected time.
 
     Attributes:
-        exploration: share of time that steps may lose which are taken to learn from.
-        planning: share of time that the policy itself may take; beyond it, it learns from fewer
+        exploration: share of the time that may be lost in steps that are taken to learn from.
+        planning: share of the time that the policy itself may take; beyond it, it learns from fewer
             steps, one in 16 at least, and keeps a plan until then.
         probe_seconds: time that may be spent at the start to measure steps; 0 measures none.
     """
@@ -72,20 +75,26 @@ class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         policy: ``fixed``: the same verify length for every request and step; ``ema``: by the
             average of accepted drafts; ``adaflash``: by the drafter's length head; ``goodput``: by
-            expected commits over expected time.
-        length: of ``fixed``: tokens verified per request and step, the anchor included (1 is plain
-            decoding with no draft pass). ``None`` verifies the drafter's whole block.
-        ema: settings of that policy; adaflash, goodput: likewise.
+            expected commits over expected time; ``custom``: by a policy of your own.
+        length: of ``fixed`` only: tokens verified per request and step, the anchor included; at
+            most the drafter's block size. 1 is plain decoding with no draft pass; left out: the
+            whole block.
+        factory: of ``custom`` only: the code that makes the policy, as ``package.module:name``; it
+            is run in the server.
     """
 
-    policy: Literal["fixed", "ema", "adaflash", "goodput"] = "fixed"
+    policy: Literal["fixed", "ema", "adaflash", "goodput", "custom"] = "fixed"
     length: PositiveInt | None = None
+    factory: str | None = None
     ema: EmaConfig = EmaConfig()
     adaflash: AdaFlashConfig = AdaFlashConfig()
     goodput: GoodputConfig = GoodputConfig()
 
     def __post_init__(self) -> None:
-        """Refuse a length that nothing would read; msgspec reports the ``ValueError``."""
+        """Refuse what nothing would read; msgspec reports the ``ValueError``."""
+        check_factory(
+            self.factory, key="verify.factory", chooser="verify.policy", chosen=self.policy
+        )
         if self.length is not None and self.policy != "fixed":
             raise ValueError(
                 f'the policy "{self.policy}" chooses the length itself: leave out `verify.length`, '
@@ -111,18 +120,21 @@ class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What verification feedback is copied out for the learner.
 
+    Serving never waits for it: what does not fit is dropped and counted.
+
     Attributes:
-        enabled: send feedback at all.
+        enabled: send feedback at all; needs ``channel.directory``.
         share: share of requests that are sent, picked by their id.
         refresh_share: share of requests that do not use the prefix cache, so that the learner gets
             the features of prefixes that it does not know.
-        bytes_per_second: average rate the stream is held to.
+        bytes_per_second: average rate the stream of feedback is held to.
         queue_bytes: cap of what waits in memory to be sent.
         teacher: what the learner is told of the target's word on each row: ``hidden``: its last
             hidden state, of which the learner makes the logits; ``top-k``: its largest logits,
             which costs the server a sort of every row.
         top_k: target logits kept for each row, with their exact logsumexp, under ``top-k``.
-        teacher_rows: teacher rows of committed tokens only, or of all verified tokens.
+        teacher_rows: rows on which the target's word is sent: those of committed tokens only, or
+            of all verified tokens.
         steps_per_record: verify steps of a request that are joined into one record.
     """
 
@@ -138,11 +150,13 @@ class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the server meets its learner.
+    """Where the server meets its learner; `adaspec serve --online` fills in what is left out.
 
     Attributes:
-        directory: of the sockets (`adaspec learn --channel`).
-        store: of the drafter versions (`adaspec learn --store`); without it nothing is swapped.
+        directory: path of the directory of the sockets, which only its owner may open
+            (`adaspec learn --channel`).
+        store: path of the directory of the drafter versions (`adaspec learn --store`); needs
+            ``channel.directory``. Left out: no version is swapped in.
     """
 
     directory: str | None = None
@@ -157,8 +171,8 @@ class WatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             that a version is compared with, and those after which the comparison ends. 0 watches
             nothing and runs no control.
         max_fall: relative fall of the committed tokens per target pass that is tolerated.
-        confidence: with which the fall must exceed ``max_fall``.
-        control_share: share of steps that draft with the frozen base, for comparison.
+        confidence: how sure it must be that the fall exceeds ``max_fall``.
+        control_share: share of steps that draft with the frozen base, for comparison; 0: none.
     """
 
     window_tokens: Annotated[int, msgspec.Meta(ge=0)] = 8192

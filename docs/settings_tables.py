@@ -1,8 +1,8 @@
 """A hook of MkDocs: tables of settings, made of the typed configuration and its docstrings.
 
-A line ``<!-- settings: package.module.Struct -->`` in a page is replaced by the tables of a struct: one
-of its own keys, and one for each section.
-"""  # noqa: E501
+A line ``<!-- settings: package.module.Struct -->`` in a page is replaced by the tables of a struct:
+one of its own keys, and one for each section, under a heading; likewise for sections of sections.
+"""
 
 import importlib
 import inspect
@@ -21,17 +21,22 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return _MARKER.sub(lambda found: tables(_load(found[1], found[2])), markdown)
 
 
-def tables(struct: type[msgspec.Struct]) -> str:
-    """Markdown tables of a struct whose fields are values or sections."""
+def tables(struct: type[msgspec.Struct], path: tuple[str, ...] = ()) -> str:
+    """Markdown tables of a struct whose fields are values or sections; ``path`` leads to it."""
     fields = msgspec.structs.fields(struct)
-    sections = {f.encode_name: f.type for f in fields if _is_section(f.type)}
-    own = [f for f in fields if f.encode_name not in sections]
+    own = [field for field in fields if not _is_section(field.type)]
     parts = [_table(struct, own)] if own else []
-    for name, section in sections.items():
-        about = inspect.cleandoc(section.__doc__ or "").partition("\n\nAttributes:")[0]
-        keys = list(msgspec.structs.fields(section))
-        parts.append(f"## `[{name}]`\n\n{_prose(about)}\n\n{_table(section, keys)}")
+    for field in fields:
+        if _is_section(field.type):
+            place = (*path, field.encode_name)
+            heading = f"{'#' * (1 + len(place))} `[{'.'.join(place)}]`"
+            parts += [heading, _prose(about(field.type)), tables(field.type, place)]
     return "\n\n".join(parts)
+
+
+def about(struct: type[msgspec.Struct]) -> str:
+    """What a struct's docstring says before its fields."""
+    return inspect.cleandoc(struct.__doc__ or "").partition("Attributes:\n")[0].rstrip()
 
 
 def meanings(struct: type[msgspec.Struct]) -> dict[str, str]:
@@ -51,7 +56,8 @@ def _table(struct: type[msgspec.Struct], fields: list[msgspec.structs.FieldInfo]
         name = field.encode_name
         meaning = explained.get(name, "as its name says")
         values = _values(types.type_info(field.type))
-        lines.append(f"| `{name}` | {values} | `{_literal(field.default)}` | {meaning} |")
+        default = "left out" if field.default is None else f"`{_literal(field.default)}`"
+        lines.append(f"| `{name}` | {values} | {default} | {meaning} |")
     return "\n".join(lines)
 
 
@@ -70,6 +76,8 @@ def _values(kind: types.Type) -> str:
         bounds = {"from": kind.ge, "above": kind.gt, "to": kind.le, "below": kind.lt}
         limits = [f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None]
         return ", ".join([word, *limits])
+    if isinstance(kind, types.UnionType):  # TOML has no null: a key that may be None is left out
+        return " or ".join(_values(k) for k in kind.types if not isinstance(k, types.NoneType))
     raise TypeError(f"no words for the type {kind}")
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from adaspec.plugins import check_factory
 from adaspec.settings import read_settings
 from adaspec.versions import Mode
 
@@ -76,7 +77,9 @@ class ObjectiveSection(_Section, frozen=True, kw_only=True):
     Attributes:
         kind: ``adaflash`` (arXiv 2607.19223): hard labels and clipped reverse KL; ``osd``
             (arXiv 2310.07177): a divergence at wrong positions; ``survival``: the expected number
-            of accepted drafts.
+            of accepted drafts; ``custom``: an objective of your own.
+        factory: of custom, the code that makes the objective, as ``package.module:name``; it is run
+            in the learner.
         alpha: of adaflash, weight of the hard cross-entropy; the rest is reverse KL.
         clip: of adaflash, cap of one token's reverse KL in nats.
         clip_order: of adaflash, ``token`` clips before the mean over tokens; ``mean`` clips what is
@@ -91,7 +94,8 @@ class ObjectiveSection(_Section, frozen=True, kw_only=True):
         chunk_rows: rows whose logits exist at a time.
     """
 
-    kind: Literal["adaflash", "osd", "survival"] = "adaflash"
+    kind: Literal["adaflash", "osd", "survival", "custom"] = "adaflash"
+    factory: str | None = None
     alpha: Share = 0.8
     clip: Positive = 10.0
     clip_order: Literal["token", "mean"] = "token"
@@ -101,6 +105,12 @@ class ObjectiveSection(_Section, frozen=True, kw_only=True):
     negatives: NonNegative = 0.0
     decay: Positive = 7.0
     chunk_rows: Count = 1024
+
+    def __post_init__(self) -> None:
+        """Refuse code that nothing would run; msgspec reports the ``ValueError``."""
+        check_factory(
+            self.factory, key="objective.factory", chooser="objective.kind", chosen=self.kind
+        )
 
     @property
     def position_decay(self) -> float:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from adaspec.config import config_from_environment
 from adaspec.drafters.checkpoint import check_drafter_for_target
 from adaspec.errors import AdaSpecError
+from adaspec.plugins import load_factory
 from sglang_patches.version import require_sglang_version
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ def check_server_args(args: "ServerArgs") -> None:
     require_sglang_version()
     _refuse_unsupported(args)
     block_size = _check_drafter(args)
-    config_from_environment().verify.width(block_size)
+    verify = config_from_environment().verify
+    verify.width(block_size)
+    if verify.factory is not None:
+        load_factory(verify.factory, "verify.factory")
 
 
 def model_directory(model: str) -> Path:

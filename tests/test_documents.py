@@ -22,32 +22,89 @@ _SPEC.loader.exec_module(settings_tables)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_every_configuration_key_is_documented() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text()
-    for section in msgspec.structs.fields(AdaSpecConfig):
-        _, _, body = text.partition(f"## `[{section.name}]`")
-        table = body.partition("\n## ")[0]
-        documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-        assert documented == [f.encode_name for f in msgspec.structs.fields(section.type)]
+SELF_EXPLAINING = {"beta1", "beta2", "weight_decay"}
 
 
-def test_every_key_of_the_learner_is_explained_and_in_the_table() -> None:
-    sections = [f.type for f in msgspec.structs.fields(LearnConfig) if inspect.isclass(f.type)]
-    for section in (LearnConfig, *(s for s in sections if issubclass(s, msgspec.Struct))):
-        names = {f.encode_name for f in msgspec.structs.fields(section)}
-        explained = settings_tables.meanings(section).keys()
-        plain = {f.name for f in msgspec.structs.fields(LearnConfig) if f.type in sections}
-        self_explaining = {"beta1", "beta2", "weight_decay"} | plain
-        assert explained <= names
-        assert names - explained <= self_explaining, section
-    page = (ROOT / "docs" / "learner-settings.md").read_text()
-    made = settings_tables.on_page_markdown(page)
-    keys = re.findall(r"^\| `(\w+)` \| (.+?) \| `(.+?)` \| (.+?) \|$", made, re.MULTILINE)
-    expected = sum(
-        len(msgspec.structs.fields(s)) for s in sections if issubclass(s, msgspec.Struct)
+def sections(struct: type[msgspec.Struct], path: str = "") -> dict[str, type[msgspec.Struct]]:
+    """Every struct of a configuration by its dotted path, itself by the empty one."""
+    found = {path: struct}
+    for field in msgspec.structs.fields(struct):
+        if inspect.isclass(field.type) and issubclass(field.type, msgspec.Struct):
+            found |= sections(field.type, f"{path}.{field.encode_name}".lstrip("."))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "config"),
+    [("configuration.md", AdaSpecConfig), ("learner-settings.md", LearnConfig)],
+    ids=["server", "learner"],
+)
+def test_every_setting_is_explained_and_in_the_table_of_its_section(
+    page: str, config: type[msgspec.Struct]
+) -> None:
+    made = settings_tables.on_page_markdown((ROOT / "docs" / page).read_text())
+    bodies = {"": made.partition("\n## ")[0]}
+    for title, body in re.findall(
+        r"^##+ `\[([\w.]+)\]`\n(.*?)(?=^#|\Z)", made, re.MULTILINE | re.DOTALL
+    ):
+        assert title not in bodies
+        bodies[title] = body
+    structs = sections(config)
+    assert list(bodies) == list(structs)
+    for path, struct in structs.items():
+        names = [
+            field.encode_name
+            for field in msgspec.structs.fields(struct)
+            if f"{path}.{field.encode_name}".lstrip(".") not in structs
+        ]
+        explained = settings_tables.meanings(struct)
+        assert all(explained.values()), struct
+        assert set(explained) <= set(names), struct
+        assert set(names) - set(explained) <= SELF_EXPLAINING, struct
+        rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| (.+) \|$", bodies[path], re.MULTILINE)
+        assert [name for name, _ in rows] == names, struct
+        assert all(explained.get(name, meaning) == meaning for name, meaning in rows)
+        if path:
+            assert not bodies[path].strip().startswith("|"), f"{path} says nothing of itself"
+
+
+@pytest.mark.parametrize(
+    ("page", "row"),
+    [
+        ("configuration.md", "| `length` | whole number, from 1 | left out |"),
+        ("configuration.md", '| `teacher` | `"hidden"`, `"top-k"` | `"hidden"` |'),
+        ("configuration.md", "| `confidence` | number, from 0.5, below 1 | `0.99` |"),
+        ("learner-settings.md", '| `kind` | `"adaflash"`, `"osd"`, `"survival"` | `"adaflash"` |'),
+        ("learner-settings.md", "| `cpus` | a list: whole number, from 0 | `[]` |"),
+    ],
+)
+def test_values_and_defaults_are_those_of_the_code(page: str, row: str) -> None:
+    assert row in settings_tables.on_page_markdown((ROOT / "docs" / page).read_text())
+
+
+def test_the_example_configurations_are_accepted() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert examples
+    for text in (*examples, (ROOT / "examples" / "adaspec.toml").read_text()):
+        assert msgspec.toml.decode(text, type=AdaSpecConfig) != AdaSpecConfig()
+
+
+def test_what_shows_compatibility_exists() -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    rows = [row.split("|")[1:-1] for row in page.splitlines() if re.match(r"\| (?!\*\*)", row)]
+    assert {len(row) for row in rows} == {5}
+    assert all(row[-1].strip() for row in rows)
+    shown = " ".join(row[-1] for row in rows)
+    for path in re.findall(r"`([\w/]+\.py)`", shown):
+        assert (ROOT / "tests" / path).exists(), path
+    code = "".join(
+        file.read_text()
+        for folder in ("tests", "sglang_patches", "adaspec/drafters")
+        for file in (ROOT / folder).rglob("*.py")
     )
-    assert len(keys) >= expected
-    assert ("kind", '`"adaflash"`, `"osd"`, `"survival"`', '"adaflash"') in {k[:3] for k in keys}
+    for name in re.findall(r"`(?:\w+\.)?(_?[a-z]\w*_\w+)`", shown):
+        assert f"def {name}(" in code, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 
 from adaspec.config import VerifyConfig
+from adaspec.plugins import make_custom, members_of
 from adaspec.verify.goodput import GoodputPolicy
 from adaspec.verify.simple import AdaFlashPolicy, EmaPolicy, FixedPolicy
 from adaspec.verify.step import (
@@ -22,7 +23,7 @@ class VerifyPolicy(Protocol):
 
     The calls of a step: `plan` on the host before the draft pass; `allocate` after it, if the plan
     drafts; `observe` when the step's results have reached the host, in the order of the steps. None
-    of them waits for the device.
+    of them waits for the device. What it reads is asked once, before the first step.
     """
 
     @property
@@ -57,7 +58,8 @@ def make_policy(
             them, less well.
 
     Raises:
-        AdaSpecError: if the configured length does not fit the block.
+        AdaSpecError: if the configured length does not fit the block; if the code that a custom
+            policy is to be made by cannot be found, or makes something else.
     """
     match config.policy:
         case "fixed":
@@ -68,3 +70,14 @@ def make_policy(
             return AdaFlashPolicy(config.adaflash, shapes, device)
         case "goodput":
             return GoodputPolicy(config.goodput, shapes, device, has_confidence)
+        case "custom":
+            assert config.factory is not None  # `VerifyConfig` sees to it
+            policy: VerifyPolicy = make_custom(
+                config.factory,
+                "verify.factory",
+                members_of(VerifyPolicy),
+                shapes,
+                device,
+                has_confidence,
+            )
+            return policy

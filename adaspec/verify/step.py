@@ -12,7 +12,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-Reason = Literal["fixed", "average", "head", "goodput", "no cost data", "exploration"]
+Reason = Literal["fixed", "average", "head", "goodput", "no cost data", "exploration", "custom"]
 
 # Totals that are compared when every total is possible; more would not change the rate visibly.
 _MOST_TOTALS = 64
@@ -139,12 +139,13 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class DraftSignals:
-    """What the draft pass says about its drafts; a policy asks for it by `VerifyPolicy.reads`.
+    """What the draft pass says about its drafts; a policy asks for it by `reads_…`.
 
     Attributes:
         log_probs: float32 ``[batch, plan.drafts]``, the drafter's log-probability of each draft
-            that was read.
-        length_ratio: float32 ``[batch]``, output of the length head (`LengthHead`).
+            that was read; None if not asked for, or not to be had.
+        length_ratio: float32 ``[batch]``, output of the length head (`LengthHead`); None if not
+            asked for, or the drafter has no such head.
     """
 
     log_probs: Tensor | None = None

@@ -113,7 +113,8 @@ class RowLoss(NamedTuple):
 
     Attributes:
         losses: float32 ``[rows, 1]``.
-        slopes: float32 ``[rows, vocab]``, the gradient of their sum by the drafter's logits.
+        slopes: float32 ``[rows, vocab]``, the gradient of their sum by the drafter's logits; a
+            tensor that the caller may overwrite.
         divergences: float32 ``[rows, 1]``, how far drafter and teacher are apart, for the record;
             zeros where the objective does not ask.
     """

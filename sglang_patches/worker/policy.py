@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from sglang_patches.worker.worker import AdaSpecWorker
 
 
+# What keeps a policy from deciding alike on every rank of tensor parallelism.
+_ONE_RANK_ONLY = {
+    "goodput": "decides by the clock of one process",
+    "custom": "is not known to decide alike in every process",
+}
+
+
 def check_policy(
     config: VerifyConfig, drafter: Path, server_args: "ServerArgs", *, ranks: int
 ) -> None:
@@ -48,10 +55,10 @@ def check_policy(
                 f'the policy "{name}" verifies different lengths in one step, which SGLang does '
                 f'not support with {flag}; leave that out, or set verify.policy to "fixed".'
             )
-    if name == "goodput" and ranks > 1:
+    if name in _ONE_RANK_ONLY and ranks > 1:
         raise AdaSpecError(
-            'the policy "goodput" decides by the clock of one process, so it does not support '
-            '--tp-size above 1 yet; leave that out, or set verify.policy to "fixed" or "ema".'
+            f'the policy "{name}" {_ONE_RANK_ONLY[name]}, so it does not support --tp-size above '
+            '1 yet; leave that out, or set verify.policy to "fixed" or "ema".'
         )
 
 

@@ -38,11 +38,11 @@ def test_stages_run_in_order_and_prompts_go_on_round_and_round(
 
     monkeypatch.setattr("adaspec.load.stages.run_plans", note)
     file, other = Path(prompts_file(tmp_path, "a", "b", "c")), tmp_path / "other.jsonl"
-    other.write_text('{"prompt": "X"}\n')
+    other.write_text('{"prompt": "d"}\n')
     stages = [Stage(1, 2, file), Stage(2, 4, other), Stage(3, 5, file)]
     found = run_stages("u", stages, load_stage_prompts(stages), Sampling(), every=3)
     assert [stage for stage, _ in found] == [stages[0], *[stages[1]] * 2, *[stages[2]] * 2]
-    assert sent == [(1, "ab"), (2, "XXX"), (2, "X"), (3, "cab"), (3, "ca")]
+    assert sent == [(1, "ab"), (2, "ddd"), (2, "d"), (3, "cab"), (3, "ca")]
 
 
 def test_a_line_for_each_stage_and_every_figure_in_a_file(fake_url: str, tmp_path: Path) -> None:

@@ -1,9 +1,5 @@
 """The policies by name, and those that know nothing of time."""
 
-import re
-from pathlib import Path
-
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -157,15 +153,3 @@ def test_settings_are_read_and_checked(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(AdaSpecError, match=named):
             load_config(path)
-
-
-def test_every_setting_of_a_policy_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-    documented = re.findall(r"^\| `(\w+\.\w+)` \|", text, re.MULTILINE)
-    known = [
-        f"{section.name}.{setting.name}"
-        for section in msgspec.structs.fields(VerifyConfig)
-        if section.name in ("ema", "adaflash", "goodput")
-        for setting in msgspec.structs.fields(section.type)
-    ]
-    assert documented == known
