@@ -68,7 +68,7 @@ def load_factory(factory: str, key: str) -> Callable[..., Any]:
         ) from error
     # Only now, so that an AttributeError is not one of the module's own.
     try:
-        found = pkgutil.resolve_name(factory)
+        found: object = pkgutil.resolve_name(factory)
     except AttributeError as error:
         raise AdaSpecError(
             f'{key} is "{factory}", but the module {module} has no {name}; correct the name.'

@@ -1,5 +1,7 @@
 """The policies by name, and those that know nothing of time."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
