@@ -76,7 +76,7 @@ def test_every_setting_is_explained_and_in_the_table_of_its_section(
         ("configuration.md", "| `confidence` | number, from 0.5, below 1 | `0.99` |"),
         (
             "learner-settings.md",
-            '| `kind` | `"adaflash"`, `"osd"`, `"survival"`, `"custom"` | `"adaflash"` |',
+            '| `kind` | `"adaflash"`, `"custom"`, `"osd"`, `"survival"` | `"adaflash"` |',
         ),
         ("learner-settings.md", "| `cpus` | a list: whole number, from 0 | `[]` |"),
     ],

@@ -178,8 +178,21 @@ def test_truncated_weights(pair: Path, kept: int) -> None:
         ('[verify]\npolicy = "clever"\n', "$.verify.policy"),
         ("[verify\n", "not valid"),
         ("[verify]\nlength = 5\n", "verify.length is 5 but the drafter's block has 4 tokens"),
+        (
+            '[verify]\npolicy = "custom"\nfactory = "not_there:name"\n',
+            "there is no module not_there",
+        ),
     ],
-    ids=["unknown key", "unknown table", "zero", "text", "policy", "not TOML", "beyond the block"],
+    ids=[
+        "unknown key",
+        "unknown table",
+        "zero",
+        "text",
+        "policy",
+        "not TOML",
+        "beyond the block",
+        "custom policy",
+    ],
 )
 def test_bad_option(pair: Path, monkeypatch: pytest.MonkeyPatch, text: str, named: str) -> None:
     config = pair / "adaspec.toml"
