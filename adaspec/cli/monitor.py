@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.live import Live
 
 from adaspec.cli.files import check_writable
+from adaspec.cli.places import only_store
 from adaspec.errors import AdaSpecError
+from adaspec.hosts import is_loopback
 from adaspec.monitor import Monitor, Report, draw, fetch, read_log, render
 
 _TIMEOUT_S = 10.0
@@ -27,6 +29,9 @@ def monitor(
     json: Annotated[bool, typer.Option("--json", help="One line of JSON per report.")] = False,
     log: Annotated[Path | None, typer.Option(help="Append each report as a line of JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw what --log has written, and end.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Version store, for the reasons of decisions.")
+    ] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve a page with plots instead.")] = False,
     host: Annotated[str, typer.Option(help="Address of the page.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any.")] = 30090,
@@ -43,7 +48,7 @@ def monitor(
         return
     if log is not None:
         check_writable(log, "--log")
-    watched = Monitor(url.rstrip("/"), window)
+    watched = Monitor(url.rstrip("/"), window, store or _store_of(url))
     if web:
         _serve_page(watched, url, interval, log, host, port)
         return
@@ -68,11 +73,20 @@ def monitor(
                 time.sleep(interval)
 
 
+def _store_of(url: str) -> Path | None:
+    """The version store of a server on this machine, if there is exactly one."""
+    if not is_loopback(httpx.URL(url).host):
+        return None
+    with contextlib.suppress(AdaSpecError):
+        return only_store(None)
+    return None
+
+
 def _serve_page(
     watched: Monitor, url: str, interval: float, log: Path | None, host: str, port: int
 ) -> None:
     # Starlette and uvicorn take a while to import.
-    from adaspec.monitor.web import Watcher, is_loopback, listen, serve
+    from adaspec.monitor.web import Watcher, listen, serve
 
     with listen(host, port) as listener:
         address = f"[{host}]" if ":" in host else host

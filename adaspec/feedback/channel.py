@@ -4,13 +4,13 @@ The learner binds all of them, servers and monitors connect, so that any side ma
 back in any order.
 """
 
-import ipaddress
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from adaspec.errors import AdaSpecError
+from adaspec.hosts import is_loopback
 
 # sockaddr_un.sun_path holds 108 bytes with the terminator.
 _MAX_SOCKET_PATH = 107
@@ -76,12 +76,8 @@ def check_endpoint(endpoint: str) -> str:
     if scheme == "ipc" and address:
         return endpoint
     if scheme == "tcp":
-        host = address.rpartition(":")[0].strip("[]")
-        try:
-            if host == "localhost" or ipaddress.ip_address(host).is_loopback:
-                return endpoint
-        except ValueError:
-            pass
+        if is_loopback(address.rpartition(":")[0].strip("[]")):
+            return endpoint
         raise AdaSpecError(
             f"{endpoint} leaves this machine, and the channel is not encrypted; use a loopback "
             "address or an ipc:// path."

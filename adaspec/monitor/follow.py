@@ -1,9 +1,11 @@
 """Follow a server over time: its restarts, its versions, and whether what is known is old."""
 
 from collections import deque
+from pathlib import Path
 
 import msgspec
 
+from adaspec.monitor.decisions import Decision, last_decisions
 from adaspec.monitor.figures import Figures, figures
 from adaspec.monitor.scrape import Scrape
 
@@ -29,6 +31,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         figures: None before the first answer.
         timeline: changes of the live version that the monitor has seen, oldest first.
         warnings: sentences on what someone should look at.
+        decisions: the learner's last ones, oldest first; empty without its version store.
     """
 
     time: float
@@ -38,6 +41,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures | None
     timeline: list[Change]
     warnings: list[str]
+    decisions: list[Decision] = []
 
 
 class Monitor:
@@ -46,10 +50,12 @@ class Monitor:
     Args:
         url: of the server, to be shown.
         window_s: figures of the moment are over so many seconds.
+        store: the learner's version store, if it is on this machine.
     """
 
-    def __init__(self, url: str, window_s: float) -> None:
+    def __init__(self, url: str, window_s: float, store: Path | None = None) -> None:
         self._url = url
+        self._store = store
         self._window_s = window_s
         self._readings: deque[Scrape] = deque()
         self._timeline: deque[Change] = deque(maxlen=_MOST_CHANGES)
@@ -78,10 +84,11 @@ class Monitor:
 
     def report(self, now: float) -> Report:
         """What is known at this time."""
+        decisions = last_decisions(self._store) if self._store is not None else []
         if not self._readings:
             return Report(
                 time=now, url=self._url, stale_s=0.0, problem=self._problem, figures=None,
-                timeline=[], warnings=[],
+                timeline=[], warnings=[], decisions=decisions,
             )  # fmt: skip
         newest = self._readings[-1]
         oldest = self._readings[0] if len(self._readings) > 1 else None
@@ -94,6 +101,7 @@ class Monitor:
             figures=known,
             timeline=list(self._timeline),
             warnings=warnings(known),
+            decisions=decisions,
         )
 
 

@@ -14,6 +14,7 @@ from adaspec.monitor.follow import Report
 _BAR = 24  # characters
 _MOST_VERSIONS = 8
 _MOST_POSITIONS = 16
+_MOST_DECISIONS = 4
 
 
 def render(report: Report) -> RenderableType:
@@ -22,6 +23,8 @@ def render(report: Report) -> RenderableType:
     known = report.figures
     if known is not None:
         parts += [_speed(known), _versions(known), _acceptance(known), _loop(known)]
+        if report.decisions:
+            parts.append(_decisions(report))
         if len(report.timeline) > 1:
             parts.append(_timeline(report))
     parts += [Text(f"! {warning}", style="bold yellow") for warning in report.warnings]
@@ -120,12 +123,24 @@ def _held(learner: Mapping[str, float]) -> str:
     return "".join(words) + (f", version {pinned:.0f} pinned" if pinned >= 0 else "")
 
 
+def _decisions(report: Report) -> Table:
+    return _grid(
+        (f"{_clock(d.time)} {d.action or 'told'}", f"{d.reason}; version {d.live} live")
+        for d in report.decisions[-_MOST_DECISIONS:]
+    )
+
+
 def _timeline(report: Report) -> Text:
     marks = []
     for change in report.timeline[-_MOST_VERSIONS:]:
-        clock = time.strftime("%H:%M:%S", time.localtime(change.time))
-        marks.append(f"{clock} {'restart, ' if change.restarted else ''}v{change.version}")
+        marks.append(
+            f"{_clock(change.time)} {'restart, ' if change.restarted else ''}v{change.version}"
+        )
     return Text("timeline  " + "  →  ".join(marks), style="dim")
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -6,7 +6,6 @@ changed through it.
 """
 
 import contextlib
-import ipaddress
 import os
 import socket
 import threading
@@ -27,6 +26,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from adaspec.errors import AdaSpecError
+from adaspec.hosts import is_loopback
 from adaspec.monitor.follow import Monitor, Report
 from adaspec.monitor.history import History, point
 from adaspec.monitor.scrape import fetch
@@ -133,16 +133,6 @@ def application(watcher: Watcher, host: str) -> Starlette:
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=names)],
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address or name."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 from adaspec.cli.main import app
 from adaspec.errors import AdaSpecError
+from adaspec.hosts import is_loopback
 from adaspec.monitor import Monitor, parse
 from adaspec.monitor.history import History, Point, point
-from adaspec.monitor.web import Watcher, application, is_loopback, listen
+from adaspec.monitor.web import Watcher, application, listen
 from tests.monitor.test_monitor import EARLIER, LATER, Pages, counted, text_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

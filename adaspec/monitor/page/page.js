@@ -106,6 +106,10 @@ function showReport(report) {
   fill("warnings", "li", report.warnings);
   timeline = report.timeline;
   fill("timeline", "li", timeline.slice(-12).reverse().map((c) => `${clock(c.time)} ${c.restarted ? "restart, " : ""}version ${c.version}`));
+  const decisions = report.decisions.slice().reverse().map((d) => [
+    ["td", clock(d.time)], ["td", d.action ?? "told"], ["td", `${d.reason}; version ${d.live} live`],
+  ]);
+  fill("decisions", "tr", decisions.length ? decisions : [[["td", "In the version store of the learner's machine."]]]);
   if (!known) return;
   const over = known.seconds === null ? "since the start" : `over ${number(known.seconds)} s`;
   document.getElementById("head").textContent =
