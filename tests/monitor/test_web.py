@@ -4,6 +4,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -162,10 +163,9 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     with Pages() as pages:
         threading.Thread(target=pages.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{pages.server_port}"
-        command = ["adaspec", "monitor", url, "--web", "--port", "0", "--interval", "0.2"]
-        with subprocess.Popen(
-            [*command, "--log", str(log)], stdout=subprocess.PIPE, text=True
-        ) as process:
+        command = [sys.executable, "-m", "adaspec.cli.main", "monitor", url, "--web"]
+        options = ["--port", "0", "--interval", "0.2", "--log", str(log)]
+        with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             try:
