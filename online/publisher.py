@@ -9,6 +9,7 @@ from torch import Tensor
 
 from adaspec.errors import AdaSpecError
 from adaspec.versions import (
+    DECISIONS_NAME,
     Announcer,
     GateVerdict,
     Pointer,
@@ -18,8 +19,6 @@ from adaspec.versions import (
 )
 
 logger = logging.getLogger(__name__)
-
-_DECISIONS_NAME = "decisions.jsonl"
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +94,7 @@ class Publisher:
     @property
     def decisions_path(self) -> Path:
         """The decision log, JSON lines."""
-        return self._writer.directory / _DECISIONS_NAME
+        return self._writer.directory / DECISIONS_NAME
 
     def _fail(self, error: Exception) -> None:
         self.failures += 1

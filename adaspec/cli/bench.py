@@ -4,12 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from adaspec.cli.files import check_writable
+from adaspec.cli.files import check_writable, write_json
 from adaspec.load.client import RequestOutcome, Sampling
 from adaspec.load.machine import machine_facts
 from adaspec.load.prompts import load_prompts
@@ -73,6 +72,6 @@ def bench(
             "machine": machine_facts(),
             "runs": [asdict(summary) for summary in summaries],
         }
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        write_json(json, document)
     if any(summary.errors for summary in summaries):
         raise typer.Exit(1)

@@ -1,6 +1,9 @@
 """Files that commands write."""
 
+from collections.abc import Mapping
 from pathlib import Path
+
+import msgspec
 
 from adaspec.errors import AdaSpecError
 
@@ -17,3 +20,8 @@ def check_writable(path: Path, option: str) -> None:
         raise AdaSpecError(
             f"cannot write {path}: {error.strerror}; choose another file with {option}."
         ) from error
+
+
+def write_json(path: Path, document: Mapping[str, object]) -> None:
+    """Write a document for people and machines to read."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")

@@ -16,7 +16,7 @@ from adaspec.cli.files import check_writable
 from adaspec.cli.places import only_store
 from adaspec.errors import AdaSpecError
 from adaspec.hosts import is_loopback
-from adaspec.monitor import Monitor, Report, draw, fetch, read_log, render
+from adaspec.monitor import Monitor, Report, draw, look, read_log, render
 
 _TIMEOUT_S = 10.0
 
@@ -55,19 +55,19 @@ def monitor(
     # Ctrl-C is how one leaves.
     with contextlib.suppress(KeyboardInterrupt), httpx.Client(timeout=_TIMEOUT_S) as client:
         if once:
-            first = _read(watched, client, url)
+            first = look(watched, client, url)
             if first.problem is None:
                 time.sleep(interval)
-            report = first if first.problem is not None else _read(watched, client, url)
+            report = first if first.problem is not None else look(watched, client, url)
             _show(report, json, log)
             raise typer.Exit(0 if report.problem is None else 1)
         if json:
             while True:
-                _show(_read(watched, client, url), json, log)
+                _show(look(watched, client, url), json, log)
                 time.sleep(interval)
         with Live(console=Console(), refresh_per_second=4, screen=sys.stdout.isatty()) as live:
             while True:
-                report = _read(watched, client, url)
+                report = look(watched, client, url)
                 _append(report, log)
                 live.update(render(report))
                 time.sleep(interval)
@@ -95,14 +95,6 @@ def _serve_page(
             print("Whoever reaches this address can read the figures.", file=sys.stderr)
         keep = Watcher(watched, url.rstrip("/"), interval, lambda report: _append(report, log))
         serve(keep, listener, host)
-
-
-def _read(watched: Monitor, client: httpx.Client, url: str) -> Report:
-    try:
-        watched.see(fetch(client, url))
-    except AdaSpecError as error:
-        watched.miss(str(error))
-    return watched.report(time.time())
 
 
 def _show(report: Report, json: bool, log: Path | None) -> None:

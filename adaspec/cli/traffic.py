@@ -4,10 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from adaspec.cli.files import check_writable
+from adaspec.cli.files import check_writable, write_json
 from adaspec.load.client import Sampling
 from adaspec.load.machine import machine_facts
 from adaspec.load.report import RunSummary, first_errors, summarize
@@ -55,7 +54,7 @@ def traffic(
             "machine": machine_facts(),
             "runs": [{"prompts": stage.name} | asdict(summary) for stage, summary in summaries],
         }
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        write_json(json, document)
     if any(summary.errors for _, summary in summaries):
         raise typer.Exit(1)
 

@@ -1,7 +1,7 @@
 """What a running server says of itself, read from its Prometheus endpoint and made readable."""
 
 from adaspec.monitor.figures import Figures, VersionFigures, figures
-from adaspec.monitor.follow import Monitor, Report
+from adaspec.monitor.follow import Monitor, Report, look
 from adaspec.monitor.picture import draw, read_log
 from adaspec.monitor.scrape import Scrape, fetch, parse
 from adaspec.monitor.view import render
@@ -15,6 +15,7 @@ __all__ = [
     "draw",
     "fetch",
     "figures",
+    "look",
     "parse",
     "read_log",
     "render",

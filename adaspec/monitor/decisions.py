@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-_LOG = "decisions.jsonl"
+from adaspec.versions import DECISIONS_NAME
+
 _MOST_BYTES = 1 << 16  # read from its end
 _MOST_SHOWN = 8
 
@@ -51,7 +52,7 @@ def last_decisions(store: Path) -> list[Decision]:
     A line that is being written, or that another version wrote in another form, is left out.
     """
     try:
-        with (store / _LOG).open("rb") as file:
+        with (store / DECISIONS_NAME).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _MOST_BYTES))
             lines = file.read().splitlines()

@@ -1,13 +1,16 @@
 """Follow a server over time: its restarts, its versions, and whether what is known is old."""
 
+import time
 from collections import deque
 from pathlib import Path
 
+import httpx
 import msgspec
 
+from adaspec.errors import AdaSpecError
 from adaspec.monitor.decisions import Decision, last_decisions
 from adaspec.monitor.figures import Figures, figures
-from adaspec.monitor.scrape import Scrape
+from adaspec.monitor.scrape import Scrape, fetch
 
 _COUNTED = ("adaspec_target_passes_total", "adaspec_feedback_records_total")
 _MOST_CHANGES = 256
@@ -103,6 +106,15 @@ class Monitor:
             warnings=warnings(known),
             decisions=decisions,
         )
+
+
+def look(monitor: Monitor, client: httpx.Client, url: str) -> Report:
+    """Read a server once, and say what is known now."""
+    try:
+        monitor.see(fetch(client, url))
+    except AdaSpecError as error:
+        monitor.miss(str(error))
+    return monitor.report(time.time())
 
 
 def warnings(known: Figures) -> list[str]:

@@ -27,9 +27,8 @@ from starlette.staticfiles import StaticFiles
 
 from adaspec.errors import AdaSpecError
 from adaspec.hosts import is_loopback
-from adaspec.monitor.follow import Monitor, Report
+from adaspec.monitor.follow import Monitor, Report, look
 from adaspec.monitor.history import History, point
-from adaspec.monitor.scrape import fetch
 
 _PAGE = Path(str(files("adaspec.monitor") / "page"))
 _TIMEOUT_S = 10.0
@@ -87,11 +86,7 @@ class Watcher:
 
     def look(self, client: httpx.Client) -> None:
         """Read the server once."""
-        try:
-            self._monitor.see(fetch(client, self._url))
-        except AdaSpecError as error:
-            self._monitor.miss(str(error))
-        report = self._monitor.report(time.time())
+        report = look(self._monitor, client, self._url)
         with self._lock:
             self._report = report
             self._history.add(point(report))

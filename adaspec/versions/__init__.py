@@ -14,11 +14,19 @@ from adaspec.versions.manifest import (
     Provenance,
 )
 from adaspec.versions.status import Activity, LearnerStatus, StatusListener, StatusPublisher
-from adaspec.versions.store import BASE, StagedVersion, VersionStore, lineage_of, read_manifest
+from adaspec.versions.store import (
+    BASE,
+    DECISIONS_NAME,
+    StagedVersion,
+    VersionStore,
+    lineage_of,
+    read_manifest,
+)
 from adaspec.versions.writer import VersionWriter, open_writer
 
 __all__ = [
     "BASE",
+    "DECISIONS_NAME",
     "Action",
     "Activity",
     "Announcer",

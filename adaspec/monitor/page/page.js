@@ -3,6 +3,7 @@
 
 const INTERVAL_MS = 2000;
 const MOST_POINTS = 4096; // kept here before everything is fetched again, thinned by the server
+const HEIGHT = 220;
 const POSITIONS = [1, 2, 4, 8];
 const COLOURS = ["#2563eb", "#9ca3af", "#059669", "#d97706"];
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -57,7 +58,7 @@ function makePlot(name) {
   const grid = { stroke: dark.matches ? "#2d333b" : "#e5e7eb", width: 1 };
   const options = {
     width: place.clientWidth,
-    height: 220,
+    height: HEIGHT,
     cursor: { sync: { key: "time" } },
     scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? 1.08 * high : 1] } },
     axes: [{ stroke: ink, grid, ticks: grid, values: tickNames }, { stroke: ink, grid, ticks: grid, size: 56 }],
@@ -67,9 +68,7 @@ function makePlot(name) {
     ],
     hooks: { draw: [markVersions] },
   };
-  const plot = new uPlot(options, columns(name), place);
-  new ResizeObserver(() => plot.setSize({ width: place.clientWidth, height: 220 })).observe(place);
-  return plot;
+  return new uPlot(options, columns(name), place);
 }
 
 const columns = (name) => [points.map((p) => p.time), ...PLOTS[name].map(([, value]) => points.map((p) => value(p) ?? null))];
@@ -80,6 +79,11 @@ function remake() {
   plots = Object.fromEntries(Object.keys(PLOTS).map((name) => [name, makePlot(name)]));
 }
 dark.addEventListener("change", remake);
+
+const resized = new ResizeObserver((changes) => {
+  for (const { target } of changes) plots[target.id]?.setSize({ width: target.clientWidth, height: HEIGHT });
+});
+for (const name of Object.keys(PLOTS)) resized.observe(document.getElementById(name));
 
 function fill(id, tag, rows) {
   const parts = rows.map((row) => {
