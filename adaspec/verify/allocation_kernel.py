@@ -31,9 +31,7 @@ def allocate_in_one_launch(priority: Tensor, extra: int) -> Tensor:
         batch,
         drafts,
         extra,
-        BATCH=power_bucket(batch),
-        DRAFTS=triton.next_power_of_2(drafts),
-        num_warps=4 if batch <= 16 else 8,
+        **_compiled_for(batch, drafts),
     )
     return lengths
 
@@ -65,11 +63,18 @@ def allocate_by_confidence(
         batch,
         drafts,
         extra,
-        BATCH=power_bucket(batch),
-        DRAFTS=triton.next_power_of_2(drafts),
-        num_warps=4 if batch <= 16 else 8,
+        **_compiled_for(batch, drafts),
     )
     return lengths
+
+
+def _compiled_for(batch: int, drafts: int) -> dict[str, int]:
+    """Constants of both kernels: few, so that few are compiled."""
+    return {
+        "BATCH": power_bucket(batch),
+        "DRAFTS": triton.next_power_of_2(drafts),
+        "num_warps": 4 if batch <= 16 else 8,
+    }
 
 
 @triton.jit
