@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
+from adaspec.decisions import DECISIONS_NAME
 from adaspec.errors import AdaSpecError
 from adaspec.versions import (
-    DECISIONS_NAME,
     Announcer,
     GateVerdict,
     Pointer,

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from adaspec.decisions import Decision, last_decisions
 from adaspec.errors import AdaSpecError
-from adaspec.monitor.decisions import Decision, last_decisions
 from adaspec.monitor.figures import Figures, figures
 from adaspec.monitor.scrape import Scrape, fetch
 

@@ -16,7 +16,6 @@ from adaspec.versions.manifest import (
 from adaspec.versions.status import Activity, LearnerStatus, StatusListener, StatusPublisher
 from adaspec.versions.store import (
     BASE,
-    DECISIONS_NAME,
     StagedVersion,
     VersionStore,
     lineage_of,
@@ -26,7 +25,6 @@ from adaspec.versions.writer import VersionWriter, open_writer
 
 __all__ = [
     "BASE",
-    "DECISIONS_NAME",
     "Action",
     "Activity",
     "Announcer",

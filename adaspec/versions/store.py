@@ -28,7 +28,6 @@ from adaspec.versions.digest import MANIFEST_NAME, context_digest, file_digest, 
 from adaspec.versions.manifest import Manifest, Pointer, TensorInfo
 
 POINTER_NAME = "CURRENT"
-DECISIONS_NAME = "decisions.jsonl"  # the learner's log of why versions went live or did not
 BASE = 0
 
 

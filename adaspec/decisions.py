@@ -1,6 +1,7 @@
-"""The learner's last decisions, with their reasons, from the version store's decision log.
+"""The learner's log of why versions went live or did not, and its last lines.
 
-The log is a file beside the versions; only a monitor on the same machine can read it.
+The log is a file of the version store, so only a monitor on the same machine can read it. Loads no
+model library: `adaspec monitor` starts at once.
 """
 
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from adaspec.versions import DECISIONS_NAME
+DECISIONS_NAME = "decisions.jsonl"
 
 _MOST_BYTES = 1 << 16  # read from its end
 _MOST_SHOWN = 8

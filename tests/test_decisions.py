@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from adaspec.cli.main import app
+from adaspec.decisions import Decision, last_decisions
 from adaspec.monitor import Monitor, Report, parse, render
-from adaspec.monitor.decisions import Decision, last_decisions
 from adaspec.versions import GateVerdict, Interval, Pointer
 from online.publisher import Decision as Written
 from tests.monitor.test_monitor import LATER, Pages, rendered, text_of
