@@ -64,11 +64,15 @@ class ReplaySection(_Section, frozen=True, kw_only=True):
         bytes: cap of finished trajectories in memory; the oldest give way.
         half_life: a trajectory is drawn half as often as one this many trajectories younger.
         held_back: share of requests kept for the gate and never trained on.
+        fresh: the newest of the other requests, which wait: candidates are judged by them, and they
+            are trained on when so many have come since. So the gate sees the traffic of the moment,
+            however few requests there are.
     """
 
     bytes: Count = 1 << 30
     half_life: Positive = 256.0
     held_back: Share = 0.15
+    fresh: Annotated[int, Meta(ge=0)] = 16
 
 
 class ObjectiveSection(_Section, frozen=True, kw_only=True):
@@ -217,7 +221,7 @@ class PaceSection(_Section, frozen=True, kw_only=True):
     """
 
     most: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    patience: Annotated[int, Meta(ge=0)] = 6
+    patience: Annotated[int, Meta(ge=0)] = 8
     drift: Positive = 16.0
     retry: Count = 2000
 
@@ -227,8 +231,8 @@ class GateSection(_Section, frozen=True, kw_only=True):
 
     Attributes:
         every_steps: optimiser steps between two candidates.
-        min_requests: held-back requests without which nothing is published.
-        max_requests: the most recent ones that are replayed.
+        min_requests: requests to judge by without which nothing is published.
+        max_requests: the most that are replayed: the fresh ones and the newest held back.
         passes: target passes simulated on each.
         confidence: of the bootstrap intervals.
         tolerance: the lower end of the candidate's relative gain may be this far below zero; its
@@ -236,7 +240,7 @@ class GateSection(_Section, frozen=True, kw_only=True):
         keep_versions: old versions left on disk.
     """
 
-    every_steps: Count = 40
+    every_steps: Count = 20
     min_requests: Count = 8
     max_requests: Count = 64
     passes: Count = 16

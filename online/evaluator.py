@@ -13,7 +13,7 @@ from online.trajectory import Trajectory
 
 
 class Evaluator:
-    """Replays held-back trajectories with the weights exactly as they are published.
+    """Replays trajectories with the weights exactly as they are published.
 
     Args:
         passes, max_context: see `walk`.

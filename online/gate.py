@@ -1,4 +1,6 @@
-"""Whether a candidate may be served: judged on held-back feedback, against incumbent and base."""
+"""Whether a candidate may be served: judged on feedback that it was not trained on, against
+incumbent and base.
+"""
 
 from collections.abc import Sequence
 
@@ -32,7 +34,7 @@ def judge(
         nothing = Interval(estimate=0.0, low=0.0, high=0.0)
         return GateVerdict(
             action="keep",
-            reason=f"only {requests} held-back requests, {config.min_requests} are needed",
+            reason=f"only {requests} requests to judge by, {config.min_requests} are needed",
             incumbent_number=incumbent_number,
             requests=requests,
             candidate=0.0,

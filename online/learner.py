@@ -158,8 +158,8 @@ class Learner:
         if not self._pace.may_learn():
             return False
         batch = self._config.batch
-        wanted = self._replay.arrivals * batch.passes
-        return self._replay.arrivals > 0 and self._drawn + batch.trajectories <= wanted
+        wanted = self._replay.released * batch.passes
+        return self._replay.released > 0 and self._drawn + batch.trajectories <= wanted
 
     def _may_judge(self) -> bool:
         """Whether it is time for a candidate, and the gate may act on the verdict."""
@@ -199,13 +199,13 @@ class Learner:
         """Offer the weights in training as a candidate, and act on the verdict."""
         started = time.monotonic()
         self._steps_since_gate = 0
-        held = self._replay.held_back(self._config.gate.max_requests)
+        unseen = self._replay.unseen(self._config.gate.max_requests)
         candidate = self._trainer.export(self._base.tensors)
         live, number = self._publisher.live, self._publisher.pointer.number
         verdict = self._verdict = judge(
-            self._evaluator.candidate(candidate, held),
-            self._evaluator.version(number, live.tensors, held),
-            self._evaluator.version(BASE, self._base.tensors, held),
+            self._evaluator.candidate(candidate, unseen),
+            self._evaluator.version(number, live.tensors, unseen),
+            self._evaluator.version(BASE, self._base.tensors, unseen),
             number,
             self._config.gate,
         )
@@ -232,7 +232,7 @@ class Learner:
         ):
             note += "; learning rests until traffic changes"
         self._decided(verdict, note)
-        self._evaluator.forget([BASE, self._publisher.pointer.number], held)
+        self._evaluator.forget([BASE, self._publisher.pointer.number], unseen)
         self._spent(time.monotonic() - started)
 
     def _follow_rollbacks(self) -> None:

@@ -1,4 +1,9 @@
-"""Finished trajectories in memory: some to learn from, some held back to judge by."""
+"""Finished trajectories in memory: to learn from, and to judge by first.
+
+A share of requests is held back for good. The others are judged by while they are fresh and learned
+from afterwards (test, then train: Dawid's prequential principle, 1984), so that a candidate is
+judged by the traffic of the moment, and nothing of it is lost to learning.
+"""
 
 import threading
 from collections import deque
@@ -20,6 +25,7 @@ class ReplayBuffer:
     def __init__(self, config: ReplaySection) -> None:
         self._half_life = config.half_life
         self._held_back = config.held_back
+        self._fresh = config.fresh
         self._lock = threading.Lock()
         self._training = _Pool(int(config.bytes * (1 - config.held_back)))
         self._held = _Pool(int(config.bytes * config.held_back))
@@ -38,18 +44,19 @@ class ReplayBuffer:
                 self._new += 1
 
     def take_new(self) -> list[Trajectory]:
-        """Training trajectories that have come since, oldest first; they can be drawn from now on.
-
-        Until then they are not, so that weights can be judged by what they were never trained on.
-        """
+        """Training trajectories that have come since, oldest first."""
         with self._lock:
             new, self._new = min(self._new, len(self._training.items)), 0
             return list(self._training.items)[-new:] if new else []
 
     def draw(self, count: int, rng: np.random.Generator) -> list[Trajectory]:
-        """Training trajectories, recent ones more often: with replacement, ``count`` of them."""
+        """Training trajectories, recent ones more often: with replacement, ``count`` of them.
+
+        Never the fresh ones, nor those that were not taken as new yet.
+        """
         with self._lock:
-            items = list(self._training.items)[: max(0, len(self._training.items) - self._new)]
+            items = list(self._training.items)
+            del items[max(0, len(items) - max(self._new, self._fresh)) :]
         if not items:
             return []
         age = np.arange(len(items))[::-1]
@@ -57,21 +64,28 @@ class ReplayBuffer:
         chosen = rng.choice(len(items), size=count, p=weights / weights.sum())
         return [items[index] for index in chosen]
 
-    def held_back(self, limit: int) -> Sequence[Trajectory]:
-        """The most recent held-back trajectories, at most ``limit``."""
+    def unseen(self, limit: int) -> Sequence[Trajectory]:
+        """Trajectories that were never drawn, at most ``limit``: fresh ones first, then the newest
+        held back.
+        """
         with self._lock:
-            return list(self._held.items)[-limit:]
+            fresh = _last(self._training.items, min(self._fresh, limit))
+            return fresh + _last(self._held.items, limit - len(fresh))
 
     @property
-    def arrivals(self) -> int:
-        """Trajectories that came in for training since start."""
-        return self._arrivals
+    def released(self) -> int:
+        """Trajectories that could be drawn since start."""
+        return max(0, self._arrivals - self._fresh)
 
     def sizes(self) -> tuple[int, int, int]:
         """Training trajectories, held-back trajectories, and bytes of both."""
         with self._lock:
             nbytes = self._training.nbytes + self._held.nbytes
             return len(self._training.items), len(self._held.items), nbytes
+
+
+def _last(items: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    return list(items)[-count:] if count else []
 
 
 class _Pool:

@@ -36,7 +36,13 @@ ARMS: Mapping[str, Sequence[str]] = {
     # Ours, one change at a time.
     "survival": ("objective.kind=survival",),
     "negatives": ("objective.negatives=0.3",),
+    "survival-optimistic": ("objective.kind=survival", "optimiser.hint=last"),
     "survival-base": ("objective.kind=survival", "ensemble.rates=[1.0]"),
+    "survival-optimistic-base": (
+        "objective.kind=survival",
+        "optimiser.hint=last",
+        "ensemble.rates=[1.0]",
+    ),
     "survival-ensemble": ("objective.kind=survival", "ensemble.rates=[0.3, 1.0, 3.0]"),
     "survival-memory": (
         "objective.kind=survival",

@@ -37,7 +37,7 @@ from benchmarks.drift.report import summarise, table
 from benchmarks.drift.runs import Job, Run
 from benchmarks.drift.scenarios import SCENARIOS, Request, scenario
 from online.batch import sample_blocks
-from online.config import GateSection, LearnConfig
+from online.config import LearnConfig
 from online.ensemble import build_training
 from online.evaluator import Evaluator
 from online.gate import judge, tokens_per_pass
@@ -49,7 +49,6 @@ from online.trajectory import Trajectory
 
 _Item = TypeVar("_Item")
 _LONG = 1 << 20
-_HELD_BACK = 6  # of so many requests one is kept for the gate
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,7 @@ class Settings:
         passes: target passes walked on each request.
         requests: of each domain, at most.
         forgetting: requests of the known domain, in no scenario, drafted at the very end.
-        gated: only weights that pass the learner's gate are played; what it is judged by is not
-            learned from.
+        gated: only weights that pass the learner's gate are played.
     """
 
     recording: Path
@@ -107,12 +105,13 @@ class Laboratory:
         config = configured(changes)
         requests = self.requests(job)
         training = build_training(self.network, self.matrices, config, self.base, self.evaluator)
-        replay = ReplayBuffer(msgspec.structs.replace(config.replay, held_back=0.0))
+        keep = {} if settings.gated else {"held_back": 0.0, "fresh": 0}
+        replay = ReplayBuffer(msgspec.structs.replace(config.replay, **keep))
         rng = np.random.default_rng(job.seed)
         walks: list[Walk] = []
         marks: list[dict[str, Tensor]] = []
         seconds = 0.0
-        gate = Gate(self, config.gate) if settings.gated else None
+        gate = Gate(self, config) if settings.gated else None
         for piece in chunks(requests, settings.chunk):
             trajectories = [request.trajectory for request in piece]
             played = gate.live if gate else training.export(self.base)
@@ -122,13 +121,10 @@ class Laboratory:
             if job.arm == STATIC:
                 continue
             started = time.perf_counter()
-            for number, trajectory in enumerate(trajectories):
-                if gate and number % _HELD_BACK == 0:
-                    gate.held.append(trajectory)
-                else:
-                    replay.add(self.heard(trajectory, config))
+            for trajectory in trajectories:
+                replay.add(self.heard(trajectory, config))
             training.observe(replay.take_new())
-            for _ in range(settings.steps):
+            for _ in range(settings.steps if replay.released else 0):
                 decay = config.objective.position_decay
                 training.step(
                     [
@@ -136,8 +132,8 @@ class Laboratory:
                         for t in replay.draw(config.batch.trajectories, rng)
                     ]
                 )
-            if gate:
-                gate.judge(training)
+            if gate and training.steps >= config.gate.every_steps * (gate.judged + 1):
+                gate.judge(training, replay)
             seconds += time.perf_counter() - started
         final = gate.live if gate else training.export(self.base)
         everything = [request.trajectory for request in requests]
@@ -171,25 +167,27 @@ class Gate:
 
     Attributes:
         live: weights that are played.
-        held: requests that are not learned from, oldest first.
+        judged: candidates so far.
     """
 
-    def __init__(self, laboratory: Laboratory, config: GateSection) -> None:
+    def __init__(self, laboratory: Laboratory, config: LearnConfig) -> None:
         self.live = self._base = laboratory.base
-        self.held: list[Trajectory] = []
+        self.judged = 0
         self._number = self._published = BASE
-        self._evaluator = laboratory.evaluator
-        self._evaluator.forget([], [])  # versions of other runs have the same numbers
-        self._config = config
+        self._config = config.gate
+        self._evaluator = Evaluator(
+            laboratory.network, laboratory.matrices, self._config.passes, _LONG
+        )
 
-    def judge(self, training: Training) -> None:
+    def judge(self, training: Training, replay: ReplayBuffer) -> None:
         """Offer the weights in training, and act on the verdict as `online.learner` does."""
-        held = self.held[-self._config.max_requests :]
+        self.judged += 1
+        unseen = replay.unseen(self._config.max_requests)
         candidate = training.export(self._base)
         verdict = judge(
-            self._evaluator.candidate(candidate, held),
-            self._evaluator.version(self._number, self.live, held),
-            self._evaluator.version(BASE, self._base, held),
+            self._evaluator.candidate(candidate, unseen),
+            self._evaluator.version(self._number, self.live, unseen),
+            self._evaluator.version(BASE, self._base, unseen),
             self._number,
             self._config,
         )
@@ -201,6 +199,7 @@ class Gate:
             training.restart_from(self._base)
         elif verdict.over_incumbent.high < 0:
             training.restart_from(self.live)
+        self._evaluator.forget([BASE, self._number], unseen)
 
 
 def chunks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:

@@ -24,6 +24,7 @@ SETTINGS = """\
 device = "cuda"
 [replay]
 held_back = 0.25
+fresh = 4
 [batch]
 trajectories = 4
 blocks = 16

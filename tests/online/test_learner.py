@@ -45,7 +45,7 @@ from tests.online.world import DRAFTER, Request, TinyTarget, captures, random_pr
 CONFIG = LearnConfig(
     status_seconds=0.05,
     save_seconds=0.5,
-    replay=ReplaySection(held_back=0.4),
+    replay=ReplaySection(held_back=0.4, fresh=2),
     batch=BatchSection(trajectories=4, blocks=12, passes=40.0),
     optimiser=OptimiserSection(learning_rate=3e-3),
     gate=GateSection(every_steps=15, min_requests=4, passes=8, keep_versions=2),
@@ -286,7 +286,7 @@ def write_config(path: Path) -> Path:
     path.write_text(
         "status_seconds = 0.02\nsave_seconds = 0.3\n"
         "[process]\nnice = 0\n"
-        "[replay]\nheld_back = 0.4\n"
+        "[replay]\nheld_back = 0.4\nfresh = 2\n"
         "[batch]\ntrajectories = 4\nblocks = 12\npasses = 40.0\n"
         "[optimiser]\nlearning_rate = 3e-3\n"
         "[gate]\nevery_steps = 15\nmin_requests = 4\npasses = 8\n"

@@ -89,7 +89,7 @@ def test_the_order_of_arrival_changes_learning_by_noise_only(
         torch.manual_seed(1)
         drafter = BlockDrafter(DRAFTER)
         assembler = Assembler(IntakeSection(top_k=0), DRAFTER, matrices)
-        replay = ReplayBuffer(ReplaySection(held_back=0.0))
+        replay = ReplayBuffer(ReplaySection(held_back=0.0, fresh=0))
         records = [records_of(captures(request, drafter, target)) for request in requests]
         for record in interleaved(records, seed):
             for trajectory in assembler.add(record):  # type: ignore[arg-type]

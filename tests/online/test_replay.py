@@ -24,7 +24,7 @@ SIZE = trajectory("x").nbytes
 
 
 def test_held_back_requests_are_never_drawn() -> None:
-    buffer = ReplayBuffer(ReplaySection(held_back=0.3))
+    buffer = ReplayBuffer(ReplaySection(held_back=0.3, fresh=0))
     for i in range(200):
         buffer.add(trajectory(f"r{i}"))
     buffer.take_new()
@@ -32,15 +32,15 @@ def test_held_back_requests_are_never_drawn() -> None:
     assert training + held == 200
     assert 30 < held < 90
     assert nbytes == 200 * SIZE
-    assert buffer.arrivals == training
-    held_names = {t.request for t in buffer.held_back(1000)}
+    assert buffer.released == training
+    held_names = {t.request for t in buffer.unseen(1000)}
     drawn = {t.request for t in buffer.draw(2000, np.random.default_rng(0))}
     assert not held_names & drawn
     assert all(in_share(name, 0.3, "held-back") for name in held_names)
 
 
 def test_memory_is_bounded_and_the_oldest_go_first() -> None:
-    buffer = ReplayBuffer(ReplaySection(bytes=5 * SIZE, held_back=0.0))
+    buffer = ReplayBuffer(ReplaySection(bytes=5 * SIZE, held_back=0.0, fresh=0))
     for i in range(9):
         buffer.add(trajectory(f"r{i}"))
     assert buffer.sizes() == (5, 0, 5 * SIZE)
@@ -50,7 +50,7 @@ def test_memory_is_bounded_and_the_oldest_go_first() -> None:
 
 
 def test_a_trajectory_is_drawn_half_as_often_after_its_half_life() -> None:
-    buffer = ReplayBuffer(ReplaySection(half_life=10.0, held_back=0.0))
+    buffer = ReplayBuffer(ReplaySection(half_life=10.0, held_back=0.0, fresh=0))
     for i in range(11):
         buffer.add(trajectory(f"r{i}"))
     buffer.take_new()
@@ -63,12 +63,12 @@ def test_the_newest_held_back_are_judged_by() -> None:
     buffer = ReplayBuffer(ReplaySection(held_back=1.0))
     for i in range(10):
         buffer.add(trajectory(f"r{i}"))
-    assert [t.request for t in buffer.held_back(3)] == ["r7", "r8", "r9"]
+    assert [t.request for t in buffer.unseen(3)] == ["r7", "r8", "r9"]
     assert buffer.draw(4, np.random.default_rng(0)) == []
 
 
 def test_nothing_is_drawn_before_it_was_taken_as_new() -> None:
-    buffer, rng = ReplayBuffer(ReplaySection(held_back=0.0)), np.random.default_rng(0)
+    buffer, rng = ReplayBuffer(ReplaySection(held_back=0.0, fresh=0)), np.random.default_rng(0)
     buffer.add(trajectory("first"))
     assert buffer.draw(4, rng) == []
     assert [t.request for t in buffer.take_new()] == ["first"]
@@ -77,3 +77,25 @@ def test_nothing_is_drawn_before_it_was_taken_as_new() -> None:
     assert {t.request for t in buffer.draw(50, rng)} == {"first"}
     assert [t.request for t in buffer.take_new()] == ["second"]
     assert {t.request for t in buffer.draw(50, rng)} == {"first", "second"}
+
+
+def test_fresh_requests_are_judged_by_before_they_are_drawn() -> None:
+    buffer, rng = ReplayBuffer(ReplaySection(held_back=0.3, fresh=5)), np.random.default_rng(0)
+    drawn: set[str] = set()
+    held: list[str] = []
+    others: list[str] = []
+    for i in range(60):
+        name = f"r{i}"
+        (held if in_share(name, 0.3, "held-back") else others).append(name)
+        buffer.add(trajectory(name))
+        if i % 7 == 0:
+            buffer.take_new()
+        unseen = [t.request for t in buffer.unseen(8)]
+        assert not drawn & set(unseen)
+        assert set(others[-5:]) <= set(unseen)
+        assert set(unseen) - set(others) == set(held[-(8 - len(others[-5:])) :])
+        drawn |= {t.request for t in buffer.draw(200, rng)}
+        assert drawn <= set(others[:-5])
+        assert buffer.released == max(0, len(others) - 5)
+    assert drawn >= set(others[:-20])
+    assert [t.request for t in buffer.unseen(3)] == others[-3:]

@@ -21,6 +21,7 @@ save_seconds = 0.3
 nice = 0
 [replay]
 held_back = 0.3
+fresh = 4
 [batch]
 trajectories = 2
 blocks = 12

@@ -27,6 +27,7 @@ save_seconds = 0.5
 nice = 0
 [replay]
 held_back = 0.3
+fresh = 4
 [batch]
 trajectories = 2
 blocks = 12
