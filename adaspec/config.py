@@ -155,12 +155,36 @@ class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         directory: path of the directory of the sockets, which only its owner may open
             (`adaspec learn --channel`).
-        store: path of the directory of the drafter versions (`adaspec learn --store`); needs
-            ``channel.directory``. Left out: no version is swapped in.
+        address: instead of it, of a learner on another machine: ``tcp://HOST:PORT``, the first of
+            four neighbouring ports (`adaspec learn --address`); needs ``channel.keys``.
+        keys: path of the server's file of keys (`adaspec keys`). With it the sockets are encrypted,
+            and only versions that the learner has signed are loaded.
+        store: path of the directory of the drafter versions (`adaspec learn --store`); needs a
+            channel. Left out: no version is swapped in.
     """
 
     directory: str | None = None
+    address: str | None = None
+    keys: str | None = None
     store: str | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a channel."""
+        return self.directory is not None or self.address is not None
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself; msgspec reports the ``ValueError``."""
+        if self.directory is not None and self.address is not None:
+            raise ValueError(
+                "a channel is a directory or an address: leave out `channel.directory` or "
+                "`channel.address`"
+            )
+        if self.address is not None and self.keys is None:
+            raise ValueError(
+                "`channel.address` needs `channel.keys`, since whoever reaches it could read what "
+                "users say: make some with `adaspec keys`"
+            )
 
 
 class WatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -191,10 +215,10 @@ class AdaSpecConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         """Refuse combinations that would do nothing; msgspec reports the ``ValueError``."""
-        if self.channel.directory is None and (self.tap.enabled or self.channel.store is not None):
+        if not self.channel.is_used and (self.tap.enabled or self.channel.store is not None):
             raise ValueError(
-                "feedback and versions travel through a channel: set `channel.directory`, or leave "
-                "out `tap.enabled` and `channel.store`"
+                "feedback and versions travel through a channel: set `channel.directory` or "
+                "`channel.address`, or leave out `tap.enabled` and `channel.store`"
             )
 
 

@@ -12,7 +12,7 @@ import torch
 import typer
 
 from adaspec.errors import AdaSpecError
-from adaspec.feedback import open_channel
+from adaspec.feedback import find_channel
 from online.config import LearnConfig, ProcessSection, load_learn_config
 from online.device import learning_device, limit_memory, plain_memory_errors
 from online.learner import Learner
@@ -26,7 +26,13 @@ def learn(
     store: Annotated[
         Path, typer.Option(help="Directory of the drafter versions; made if missing.")
     ],
-    channel: Annotated[Path, typer.Option(help="Directory of the sockets shared with the server.")],
+    channel: Annotated[
+        Path | None, typer.Option(help="Directory of the sockets shared with the server.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Instead: tcp://HOST:PORT, the first of four ports.")
+    ] = None,
+    keys: Annotated[Path | None, typer.Option(help="The learner's file of `adaspec keys`.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with the settings.")] = None,
 ) -> None:
     """Learn from a server's verification feedback and publish better drafters, until stopped."""
@@ -34,6 +40,9 @@ def learn(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     settings = load_learn_config(config) if config else LearnConfig()
+    meeting_place = find_channel(
+        None if channel is None else str(channel), address, None if keys is None else str(keys)
+    )
     _settle(settings.process)
     stop = threading.Event()
 
@@ -43,7 +52,7 @@ def learn(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask_to_stop)
     with plain_memory_errors(settings.process):
-        Learner(drafter, target, store, open_channel(channel), settings).run(stop)
+        Learner(drafter, target, store, meeting_place, settings).run(stop)
 
 
 def _settle(process: ProcessSection) -> None:

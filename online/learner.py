@@ -96,7 +96,7 @@ class Learner:
         self._totals = _Totals()
         self._steps_since_gate = self._skipped_in_a_row = 0
         self._controls = Controls(
-            ControlDesk(channel.control),
+            ControlDesk(channel),
             self._writer,
             self._publisher,
             self._start_over,

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from adaspec.feedback import Endpoint
     from adaspec.versions import StatusListener
 
 _POLL_S = 0.5
@@ -61,7 +62,7 @@ class LearnerKeeper:
     def __init__(
         self,
         command: tuple[str, ...],
-        status: str,
+        status: "Endpoint",
         log: Path | None,
         say: Callable[[str], None],
         patience: Patience,

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from adaspec.cli import bench, control, export, learn, monitor, serve, traffic, train
+from adaspec.cli import bench, control, export, keys, learn, monitor, serve, traffic, train
 from adaspec.errors import AdaSpecError
 
 
@@ -32,6 +32,7 @@ app.command("traffic")(traffic.traffic)
 app.command("train")(train.train)
 app.command("monitor")(monitor.monitor)
 app.command("export")(export.export)
+app.command("keys")(keys.keys)
 app.add_typer(control.app, name="control")
 app.command("learn", context_settings=learn.CONTEXT_SETTINGS)(learn.learn)
 

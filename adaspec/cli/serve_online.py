@@ -3,12 +3,16 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from adaspec.cli.places import channel_directory, online_home, store_directory
 from adaspec.config import AdaSpecConfig, write_config
 from adaspec.errors import AdaSpecError
+
+if TYPE_CHECKING:
+    from adaspec.feedback.sockets import Endpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,7 @@ class OnlinePlan:
 
     config: Path
     command: tuple[str, ...]
-    status: str
+    status: "Endpoint"
     sentences: tuple[str, ...]
 
 
@@ -50,8 +54,14 @@ def plan_online(
             f"--online reads the embeddings of the target, and {target} is no local directory; "
             "download it and give its directory with --target."
         )
-    home = online_home(lineage_of(drafter))
     given = config.channel
+    if given.keys is not None or given.address is not None:
+        raise AdaSpecError(
+            "--online starts a learner of its own, which needs no keys; leave channel.address and "
+            "channel.keys out of the configuration, or serve without --online and start "
+            "`adaspec learn` with the learner's keys."
+        )
+    home = online_home(lineage_of(drafter))
     channel = msgspec.structs.replace(
         given,
         directory=given.directory or str(channel_directory(home)),

@@ -1,13 +1,15 @@
 """The learner's side: requests are answered between two training steps."""
 
+import hmac
 from collections.abc import Callable
 
 import msgspec
 import zmq
 
-from adaspec.control.messages import LARGEST_MESSAGE, Reply, Request
+from adaspec.control.messages import LARGEST_MESSAGE, Envelope, Reply, Request
 from adaspec.errors import AdaSpecError
-from adaspec.feedback.channel import check_endpoint
+from adaspec.feedback.channel import Channel
+from adaspec.feedback.sockets import bind
 
 
 class ControlDesk:
@@ -15,15 +17,15 @@ class ControlDesk:
 
     Attributes:
         malformed: messages that were no requests; they are answered and do nothing.
+        refused: requests without the right token; the same.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.REP)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_MESSAGE)
-        self._socket.bind(check_endpoint(endpoint))
-        self.malformed = 0
+    def __init__(self, channel: Channel) -> None:
+        self._line = bind(zmq.REP, channel.control, {zmq.MAXMSGSIZE: LARGEST_MESSAGE})
+        self._socket = self._line.socket
+        # Only once the address is ours: the token of a learner that runs stays valid.
+        self._token = channel.make_control_token()
+        self.malformed = self.refused = 0
 
     def serve(self, act: Callable[[Request], str]) -> None:
         """Carry out every request that waits; returns at once if there is none.
@@ -37,11 +39,11 @@ class ControlDesk:
 
     def close(self) -> None:
         """Release the address."""
-        self._context.destroy(linger=0)
+        self._line.close()
 
     def _answer(self, message: bytes, act: Callable[[Request], str]) -> Reply:
         try:
-            request = msgspec.msgpack.decode(message, type=Request)
+            envelope = msgspec.msgpack.decode(message, type=Envelope)
         except msgspec.DecodeError as error:
             self.malformed += 1
             return Reply(
@@ -49,7 +51,14 @@ class ControlDesk:
                 message=f"the learner did not understand the request ({error}); use the `adaspec` "
                 "of the learner's version.",
             )
+        if not hmac.compare_digest(envelope.token.encode(), self._token.encode()):
+            self.refused += 1
+            return Reply(
+                done=False,
+                message="the learner does not know the request's token; ask as the user that the "
+                "learner runs as, or with the operator's keys.",
+            )
         try:
-            return Reply(done=True, message=act(request))
+            return Reply(done=True, message=act(envelope.request))
         except AdaSpecError as error:
             return Reply(done=False, message=str(error))

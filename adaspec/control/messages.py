@@ -64,6 +64,17 @@ class Publish(_Message, frozen=True, kw_only=True, tag="publish"):
 Request = Inquire | Pause | Resume | RollBack | Pin | Unpin | Publish
 
 
+class Envelope(_Message, frozen=True, kw_only=True):
+    """What is sent.
+
+    Attributes:
+        token: see `Channel.control_token`.
+    """
+
+    token: Annotated[str, Meta(max_length=128)]
+    request: Request
+
+
 class Reply(_Message, frozen=True, kw_only=True):
     """What became of a request.
 

@@ -1,7 +1,7 @@
 """The feedback stream: records of verified blocks, from the server to the learner."""
 
 from adaspec.feedback.captures import CaptureSink, EndCapture, PrefillCapture, StepCapture
-from adaspec.feedback.channel import Channel, open_channel
+from adaspec.feedback.channel import Channel, find_channel, network_channel, open_channel
 from adaspec.feedback.collector import FeedbackCollector
 from adaspec.feedback.receiver import FeedbackReceiver, ReceiverStats
 from adaspec.feedback.record import (
@@ -18,6 +18,7 @@ from adaspec.feedback.record import (
 from adaspec.feedback.relay import FeedbackRelay, RelayOptions
 from adaspec.feedback.sampling import in_share
 from adaspec.feedback.sender import FeedbackSender, SenderStats
+from adaspec.feedback.sockets import Endpoint
 from adaspec.feedback.wire import MalformedRecordError
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "ContextRecord",
     "EndCapture",
     "EndRecord",
+    "Endpoint",
     "FeedbackCollector",
     "FeedbackReceiver",
     "FeedbackRelay",
@@ -43,6 +45,8 @@ __all__ = [
     "StepCapture",
     "Teacher",
     "TopKTeacher",
+    "find_channel",
     "in_share",
+    "network_channel",
     "open_channel",
 ]

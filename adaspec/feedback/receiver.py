@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import zmq
 
-from adaspec.feedback.channel import check_endpoint
 from adaspec.feedback.record import Record
+from adaspec.feedback.sockets import Endpoint, Options, bind
 from adaspec.feedback.wire import MAX_FRAME_BYTES, MalformedRecordError, decode
 
 
@@ -34,15 +34,12 @@ class FeedbackReceiver:
         lineage: records of other lineages are skipped.
     """
 
-    def __init__(self, endpoint: str, lineage: str) -> None:
+    def __init__(self, endpoint: Endpoint, lineage: str) -> None:
         self._lineage = lineage
         self._received = self._bytes = self._malformed = self._foreign = 0
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PULL)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 64)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._socket.bind(check_endpoint(endpoint))
+        options: Options = {zmq.RCVHWM: 64, zmq.MAXMSGSIZE: MAX_FRAME_BYTES}
+        self._line = bind(zmq.PULL, endpoint, options)
+        self._socket = self._line.socket
 
     def receive(self, timeout: float) -> Record | None:
         """The next good record, or None if a message was skipped or none came in ``timeout`` s."""
@@ -67,4 +64,4 @@ class FeedbackReceiver:
 
     def close(self) -> None:
         """Release the address."""
-        self._context.destroy(linger=0)
+        self._line.close()

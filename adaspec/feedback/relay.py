@@ -31,6 +31,7 @@ from adaspec.feedback.relay_pipe import send_frames
 from adaspec.feedback.relay_wire import Lost, Rollback, encode
 from adaspec.feedback.sampling import in_share
 from adaspec.feedback.sender import SenderStats
+from adaspec.feedback.sockets import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True):
     parent: int = 0
     captures: int = -1
     stats: int = -1
-    feedback: str
+    feedback: Endpoint
     lineage: str
     share: float = 1.0
     bytes_per_second: float = 64e6

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import zmq
 
-from adaspec.feedback.channel import check_endpoint
 from adaspec.feedback.record import (
     BlockRecord,
     ContextRecord,
@@ -22,6 +21,7 @@ from adaspec.feedback.record import (
     RollbackRecord,
 )
 from adaspec.feedback.sampling import in_share
+from adaspec.feedback.sockets import Endpoint, Options, connect
 from adaspec.feedback.wire import encode
 
 _POLL_MS = 100
@@ -62,13 +62,12 @@ class FeedbackSender:
 
     def __init__(
         self,
-        endpoint: str,
+        endpoint: Endpoint,
         *,
         share: float = 1.0,
         bytes_per_second: float = 64e6,
         queue_bytes: int = 256 << 20,
     ) -> None:
-        self._endpoint = check_endpoint(endpoint)
         self._share = share
         self._rate = bytes_per_second
         self._capacity = queue_bytes
@@ -79,6 +78,15 @@ class FeedbackSender:
         self._offered = self._sent = self._sent_bytes = 0
         self._dropped: Counter[str] = Counter()
         self._closing = False
+        options: Options = {
+            # Queue for connected peers only, and little: what is in ZeroMQ cannot be dropped.
+            zmq.IMMEDIATE: 1,
+            zmq.SNDHWM: 4,
+            zmq.RECONNECT_IVL: 100,
+            zmq.RECONNECT_IVL_MAX: 2000,
+        }
+        # Used by the thread only, once that has started.
+        self._line = connect(zmq.PUSH, endpoint, options)
         self._thread = threading.Thread(target=self._run, name="adaspec-feedback", daemon=True)
         self._thread.start()
 
@@ -148,15 +156,7 @@ class FeedbackSender:
             del self._torn[next(iter(self._torn))]
 
     def _run(self) -> None:
-        context = zmq.Context()
-        socket = context.socket(zmq.PUSH)
-        socket.setsockopt(zmq.LINGER, 0)
-        # Queue for connected peers only, and little: what sits in ZeroMQ can no longer be dropped.
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.SNDHWM, 4)
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        socket.connect(self._endpoint)
+        socket = self._line.socket
         budget = _ByteBudget(self._rate)
         try:
             while not self._closing:
@@ -172,7 +172,7 @@ class FeedbackSender:
                     self._sent += 1
                     self._sent_bytes += size
         finally:
-            context.destroy(linger=0)
+            self._line.close()
 
     def _take(self, budget: "_ByteBudget") -> tuple[Record, int] | None:
         """The oldest record worth sending, once the budget covers it; None after a while."""

@@ -12,7 +12,7 @@ import msgspec
 import zmq
 
 from adaspec.errors import AdaSpecError
-from adaspec.feedback.channel import check_endpoint
+from adaspec.feedback.sockets import Endpoint, Options, bind, connect
 from adaspec.versions.manifest import Pointer
 from adaspec.versions.store import read_pointer
 
@@ -24,19 +24,16 @@ class Announcer:
         endpoint: address to bind.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(check_endpoint(endpoint))
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._line = bind(zmq.PUB, endpoint)
 
     def announce(self, pointer: Pointer) -> None:
         """Send and forget; never waits."""
-        self._socket.send(msgspec.msgpack.encode(pointer))
+        self._line.socket.send(msgspec.msgpack.encode(pointer))
 
     def close(self) -> None:
         """Release the address."""
-        self._context.destroy(linger=0)
+        self._line.close()
 
 
 class VersionWatcher:
@@ -52,21 +49,21 @@ class VersionWatcher:
     """
 
     def __init__(
-        self, store: Path, endpoint: str, lineage: str, reread_seconds: float = 5.0
+        self, store: Path, endpoint: Endpoint, lineage: str, reread_seconds: float = 5.0
     ) -> None:
         self._store = store
         self._lineage = lineage
         self._reread_seconds = reread_seconds
         self._next_read = 0.0
         self._sequence = -1
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.SUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 16)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, 1 << 16)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect(check_endpoint(endpoint))
+        options: Options = {
+            zmq.RCVHWM: 16,
+            zmq.RECONNECT_IVL_MAX: 2000,
+            zmq.MAXMSGSIZE: 1 << 16,
+            zmq.SUBSCRIBE: b"",
+        }
+        self._line = connect(zmq.SUB, endpoint, options)
+        self._socket = self._line.socket
 
     def poll(self, timeout: float = 0.0) -> Pointer | None:
         """The pointer, if it has changed since the last call that returned one.
@@ -97,4 +94,4 @@ class VersionWatcher:
 
     def close(self) -> None:
         """Stop listening."""
-        self._context.destroy(linger=0)
+        self._line.close()

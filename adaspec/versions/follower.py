@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adaspec.errors import AdaSpecError
+from adaspec.feedback.sockets import Endpoint
 from adaspec.versions.announce import VersionWatcher
 from adaspec.versions.manifest import Pointer
 from adaspec.versions.store import StagedVersion, VersionStore
@@ -54,7 +55,7 @@ class VersionFollower:
     def __init__(
         self,
         store: Path,
-        endpoint: str,
+        endpoint: Endpoint,
         lineage: str,
         prepare: Callable[[StagedVersion], StagedVersion] = lambda version: version,
     ) -> None:

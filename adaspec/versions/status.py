@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 import zmq
 
-from adaspec.feedback.channel import check_endpoint
+from adaspec.feedback.sockets import Endpoint, Options, bind, connect
 from adaspec.versions.manifest import GateVerdict
 
 # Resting: nothing improved lately, and traffic has not changed since.
@@ -63,33 +63,29 @@ class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class StatusPublisher:
     """Sends statuses to whoever listens; binds the endpoint."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 16)
-        self._socket.bind(check_endpoint(endpoint))
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._line = bind(zmq.PUB, endpoint, {zmq.SNDHWM: 16})
 
     def publish(self, status: LearnerStatus) -> None:
         """Send one JSON message; never waits."""
-        self._socket.send(msgspec.json.encode(status))
+        self._line.socket.send(msgspec.json.encode(status))
 
     def close(self) -> None:
         """Release the address."""
-        self._context.destroy(linger=0)
+        self._line.close()
 
 
 class StatusListener:
     """Receives statuses; the learner may come and go. Not thread-safe."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.SUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, 1 << 20)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect(check_endpoint(endpoint))
+    def __init__(self, endpoint: Endpoint) -> None:
+        options: Options = {
+            zmq.RECONNECT_IVL_MAX: 2000,
+            zmq.MAXMSGSIZE: 1 << 20,
+            zmq.SUBSCRIBE: b"",
+        }
+        self._line = connect(zmq.SUB, endpoint, options)
+        self._socket = self._line.socket
 
     def poll(self, timeout: float = 0.0) -> LearnerStatus | None:
         """The newest status that has arrived; waits up to ``timeout`` seconds for one."""
@@ -106,4 +102,4 @@ class StatusListener:
 
     def close(self) -> None:
         """Stop listening."""
-        self._context.destroy(linger=0)
+        self._line.close()

@@ -14,7 +14,7 @@ from adaspec.chains import ChainRows
 from adaspec.config import AdaSpecConfig, TapConfig, WatchConfig
 from adaspec.drafters.checkpoint import read_tensors
 from adaspec.errors import AdaSpecError
-from adaspec.feedback import Channel, FeedbackRelay, RelayOptions, open_channel
+from adaspec.feedback import Channel, Endpoint, FeedbackRelay, RelayOptions, find_channel
 from adaspec.verify import GoodputPolicy, StepPlan, VerifyPolicy
 from adaspec.versions import BASE, context_digest, lineage_of, read_manifest
 from sglang_patches.checks import model_directory
@@ -222,17 +222,17 @@ def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop |
         AdaSpecError: if the channel cannot be used, or versions cannot be swapped on this server.
     """
     reports = get_parallel().tp_rank == 0 and worker.server_args.enable_metrics
-    if config.channel.directory is None and not reports:
+    if not config.channel.is_used and not reports:
         return None
     directory = model_directory(worker.server_args.speculative_draft_model_path)
     manifest = read_manifest(directory)
     number = BASE if manifest is None else manifest.number
-    if config.channel.directory is None:
+    if not config.channel.is_used:
         # Nothing is swapped, so nobody asks for the context.
         alone = Served(number, context_sha256="")
         steps_only = _start_metrics(worker.block_size, number, None, None)
         return OnlineLoop(alone, None, None, None, steps_only)
-    channel = open_channel(Path(config.channel.directory).expanduser())
+    channel = find_channel(config.channel.directory, config.channel.address, config.channel.keys)
     lineage = lineage_of(directory)
     tensors = read_tensors(directory)
     start = Served(number, context_digest(tensors))
@@ -286,7 +286,7 @@ def _start_swapper(
 
 
 def _start_metrics(
-    block_size: int, version: int, relay: FeedbackRelay | None, status_endpoint: str | None
+    block_size: int, version: int, relay: FeedbackRelay | None, status_endpoint: Endpoint | None
 ) -> "WorkerMetrics":
     # Imported here: prometheus_client looks for SGLang's directory when it is imported.
     from prometheus_client import REGISTRY

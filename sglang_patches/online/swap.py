@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from adaspec.feedback import Endpoint
 from adaspec.versions import Arrival, Manifest, Refusal, StagedVersion, VersionFollower
 from sglang_patches.online.agreement import Agreement
 from sglang_patches.online.clock import StreamClock
@@ -45,7 +46,7 @@ class VersionSwapper:
         start: Served,
         lineage: str,
         store: Path,
-        endpoint: str,
+        endpoint: Endpoint,
         agreement: Agreement,
         control: ControlWindows,
         on_pause: Callable[[float], None],

@@ -33,7 +33,7 @@ def asked(cache: Path) -> Iterator[list[Request]]:
         heard.append(request)
         return "so be it"
 
-    office = Office(open_channel(cache / "online" / "abc" / "channel").control, act)
+    office = Office(open_channel(cache / "online" / "abc" / "channel"), act)
     yield heard
     office.close()
 

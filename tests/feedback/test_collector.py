@@ -14,6 +14,7 @@ from adaspec.feedback import (
     BlockRecord,
     ContextRecord,
     EndCapture,
+    Endpoint,
     EndRecord,
     FeedbackCollector,
     FeedbackReceiver,
@@ -30,7 +31,7 @@ WIDTH, TAPS, HIDDEN = 4, 6, 3
 
 
 class Stream:
-    def __init__(self, endpoint: str, **options: object) -> None:
+    def __init__(self, endpoint: Endpoint, **options: object) -> None:
         self.receiver = FeedbackReceiver(endpoint, LINEAGE)
         self.collector = FeedbackCollector(FeedbackSender(endpoint), LINEAGE, **options)
 
@@ -53,12 +54,12 @@ class Stream:
 
 
 @pytest.fixture
-def endpoint(tmp_path: Path) -> str:
+def endpoint(tmp_path: Path) -> Endpoint:
     return open_channel(tmp_path / "channel").feedback
 
 
 @pytest.fixture
-def stream(endpoint: str) -> Iterator[Stream]:
+def stream(endpoint: Endpoint) -> Iterator[Stream]:
     stream = Stream(endpoint, steps_per_record=2)
     yield stream
     stream.close()
@@ -150,7 +151,7 @@ def test_batches_become_records_of_single_requests(stream: Stream) -> None:
     assert records["b"][-1].outcome == "aborted"
 
 
-def test_a_new_version_starts_a_new_record(endpoint: str) -> None:
+def test_a_new_version_starts_a_new_record(endpoint: Endpoint) -> None:
     stream = Stream(endpoint, steps_per_record=100)
     stream.collector.submit(PrefillCapture(["a"], 0, [[1, 2]], [0], torch.randn(2, TAPS)))
     first = step(["a"], [2], [1])
@@ -163,7 +164,7 @@ def test_a_new_version_starts_a_new_record(endpoint: str) -> None:
     stream.close()
 
 
-def test_verified_rows_can_be_sent_too(endpoint: str) -> None:
+def test_verified_rows_can_be_sent_too(endpoint: Endpoint) -> None:
     stream = Stream(endpoint, teacher_rows="verified")
     stream.collector.submit(PrefillCapture(["a"], 0, [[1, 2]], [0], torch.randn(2, TAPS)))
     capture = replace(step(["a"], [2], [1]), verify_lengths=torch.tensor([3]))

@@ -43,7 +43,7 @@ class Bench:
 
     def open(self) -> Controls:
         return Controls(
-            ControlDesk(self.channel.control),
+            ControlDesk(self.channel),
             self.writer,
             self.publisher,
             self.count,

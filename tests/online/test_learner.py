@@ -351,22 +351,22 @@ def test_names_fall_into_both_pools() -> None:
 
 
 def test_an_operator_pauses_pins_and_rolls_back(server: Server, learner: Learner) -> None:
-    endpoint = server.channel.control
+    channel = server.channel
     server.wait_for(lambda s: s.published >= 1)
-    assert "learning is paused" in ask(endpoint, Pause())
+    assert "learning is paused" in ask(channel, Pause())
     paused = server.wait_for(lambda s: s.activity == "paused")
     later = server.wait_for(lambda s: s.time > paused.time + 1.0)
     assert (later.steps, later.feedback["completed"] > paused.feedback["completed"]) == (
         paused.steps,
         True,
     )
-    assert "rolled back to version 0" in ask(endpoint, RollBack(version=0))
+    assert "rolled back to version 0" in ask(channel, RollBack(version=0))
     assert VersionStore(server.store).current().number == 0
-    ask(endpoint, Pin())
-    ask(endpoint, Resume())
+    ask(channel, Pin())
+    ask(channel, Resume())
     enough = paused.steps + 2 * CONFIG.gate.every_steps
     trained = server.wait_for(lambda s: s.steps > enough)
     assert (trained.live_version, trained.pinned) == (0, 0)
     assert trained.published == paused.published
-    ask(endpoint, Unpin())
+    ask(channel, Unpin())
     server.wait_for(lambda s: s.kept + s.published > paused.kept + paused.published)

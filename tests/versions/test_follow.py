@@ -87,7 +87,7 @@ def test_garbage_on_the_channel_does_nothing(channel: Channel, writer: VersionWr
     watcher.poll()
     context = zmq.Context()
     socket = context.socket(zmq.PUB)
-    socket.bind(channel.versions)
+    socket.bind(channel.versions.address)
     for _ in range(20):
         socket.send_multipart([b"garbage", b"more"])
         assert watcher.poll(0.02) is None

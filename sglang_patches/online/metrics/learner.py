@@ -4,6 +4,7 @@ from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry
 
+from adaspec.feedback import Endpoint
 from adaspec.versions import GateVerdict, LearnerStatus, StatusListener
 from sglang_patches.online.metrics.definitions import counter, gauge
 
@@ -21,7 +22,7 @@ class LearnerMetrics:
         registry: where the metrics are registered.
     """
 
-    def __init__(self, endpoint: str, registry: CollectorRegistry) -> None:
+    def __init__(self, endpoint: Endpoint, registry: CollectorRegistry) -> None:
         self._listener = StatusListener(endpoint)
         self._decisions_seen: Tally[str] = Tally()
         self._state = gauge(registry, "learner", "The learner's state, as it tells it.", "quantity")

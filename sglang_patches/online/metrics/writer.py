@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from adaspec.feedback import SenderStats
+from adaspec.feedback import Endpoint, SenderStats
 from sglang_patches.online.metrics.feedback import FeedbackMetrics
 from sglang_patches.online.metrics.learner import LearnerMetrics
 from sglang_patches.online.metrics.steps import StepMetrics
@@ -36,7 +36,7 @@ class WorkerMetrics:
         block_size: int,
         version: int,
         feedback: Callable[[], SenderStats] | None,
-        status_endpoint: str | None,
+        status_endpoint: Endpoint | None,
         registry: CollectorRegistry,
     ) -> None:
         self.steps = StepMetrics(block_size, registry)
