@@ -123,7 +123,9 @@ class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Serving never waits for it: what does not fit is dropped and counted.
 
     Attributes:
-        enabled: send feedback at all; needs ``channel.directory``.
+        enabled: send feedback at all; needs a channel.
+        opt_in: send it of requests only that allow it with ``"adaspec_learn": true`` among their
+            ``custom_params``; otherwise of all but those that forbid it there with ``false``.
         share: share of requests that are sent, picked by their id.
         refresh_share: share of requests that do not use the prefix cache, so that the learner gets
             the features of prefixes that it does not know.
@@ -139,6 +141,7 @@ class TapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     enabled: bool = False
+    opt_in: bool = False
     share: Share = 1.0
     refresh_share: Share = 0.02
     bytes_per_second: PositiveFloat = 64e6

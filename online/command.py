@@ -13,6 +13,7 @@ import typer
 
 from adaspec.errors import AdaSpecError
 from adaspec.feedback import find_channel
+from adaspec.feedback.relay_process import keep_out_of_core_dumps
 from online.config import LearnConfig, ProcessSection, load_learn_config
 from online.device import learning_device, limit_memory, plain_memory_errors
 from online.learner import Learner
@@ -61,6 +62,7 @@ def _settle(process: ProcessSection) -> None:
     Raises:
         AdaSpecError: if there is no such CPU or GPU.
     """
+    keep_out_of_core_dumps()
     os.nice(process.nice)
     torch.set_num_threads(process.threads)
     if process.cpus:

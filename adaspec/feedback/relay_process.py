@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -75,6 +76,11 @@ def _handle(collector: FeedbackCollector, frames: list[memoryview]) -> None:
         collector.submit(message)
 
 
+def keep_out_of_core_dumps() -> None:
+    """What users say is in this process's memory, and must not be on disk if it crashes."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
 def main() -> None:
     """Settle as a child of the server, and relay."""
     options = msgspec.json.decode(sys.argv[1], type=RelayOptions)
@@ -84,6 +90,7 @@ def main() -> None:
     # The terminal's Ctrl-C goes to the whole group; the server says when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(format="[%(asctime)s] feedback relay: %(message)s")
+    keep_out_of_core_dumps()
     os.nice(_NICENESS)
     torch.set_num_threads(1)
     relay(options)

@@ -315,7 +315,7 @@ def _start_tap(config: TapConfig, relay: FeedbackRelay, worker: "AdaSpecWorker")
     if config.teacher == "hidden":
         keep_last_hidden_states(worker.model_runner.model)
     top_k = config.top_k if config.teacher == "top-k" else None
-    return FeedbackTap(relay, top_k, torch.device(worker.device))
+    return FeedbackTap(relay, top_k, torch.device(worker.device), config.opt_in)
 
 
 def _make_control(

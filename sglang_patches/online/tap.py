@@ -5,7 +5,7 @@ never reads a tensor. A thread of the relay waits for the copies, and its proces
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from sglang_patches.worker.accept import Verdict
 
+CONSENT = "adaspec_learn"  # key of ``custom_params``
+
 _MAX_FOLLOWED = 8192
 _LOGSUMEXP_ROWS = 256  # rows whose float32 logits exist at a time
 
@@ -40,10 +42,14 @@ class FeedbackTap:
         sink: told what happened.
         top_k: target logits kept for each row; None keeps its last hidden state instead.
         device: of the model.
+        opt_in: follow requests only that allow it.
     """
 
-    def __init__(self, sink: CaptureSink, top_k: int | None, device: torch.device) -> None:
+    def __init__(
+        self, sink: CaptureSink, top_k: int | None, device: torch.device, opt_in: bool = False
+    ) -> None:
         self.sink = sink
+        self._opt_in = opt_in
         self._top_k = top_k
         self._copier = HostCopier(device)
         self._copies_are_views = device.type == "cpu"
@@ -179,13 +185,14 @@ class FeedbackTap:
             self.sink.submit(EndCapture(rid, length, "aborted" if aborted else "finished"))
 
     def _is_wanted(self, req: "Req") -> bool:
-        """Sampled, and a request that a drafter can learn from.
+        """Sampled, not forbidden, and a request that a drafter can learn from.
 
         Images stand in the token ids as hashes, adapters make another target, and health checks
         are no traffic.
         """
         return (
             self.sink.wants(req.rid)
+            and _consents(req.sampling_params.custom_params, self._opt_in)
             and req.multimodal_inputs is None
             and req.input_embeds is None
             and req.lora_id is None
@@ -208,6 +215,16 @@ class FeedbackTap:
     def _own(self, rows: Tensor) -> Tensor:
         """A copy of what the scheduler may write to, where `HostCopier` makes none."""
         return rows.clone() if self._copies_are_views and self._index is None else rows
+
+
+def _consents(custom: dict[str, Any] | None, opt_in: bool) -> bool:
+    """Whether a request may be learned from; what is neither true nor false counts as no.
+
+    ``custom_params`` is the one field that SGLang hands through from both of its request formats
+    without looking at it.
+    """
+    choice = custom.get(CONSENT, not opt_in) if isinstance(custom, dict) else not opt_in
+    return choice is True
 
 
 def _temperature(req: "Req") -> float:

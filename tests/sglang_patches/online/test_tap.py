@@ -16,7 +16,7 @@ from adaspec.feedback import (
     HiddenTeacher,
     TopKTeacher,
 )
-from sglang_patches.online.tap import FeedbackTap
+from sglang_patches.online.tap import CONSENT, FeedbackTap
 from sglang_patches.worker.accept import Verdict
 from tests.online.world import LINEAGE, RecordingSender
 
@@ -27,6 +27,7 @@ VOCAB, WIDTH, TAPS, HIDDEN, TOP_K = 40, 3, 6, 4, 5
 class Params:
     temperature: float = 1.0
     top_k: int = 1
+    custom_params: object = None
 
 
 @dataclass
@@ -59,10 +60,10 @@ class ChoosySender(RecordingSender):
 class Setting:
     """A tap, and the records that come out of it."""
 
-    def __init__(self, top_k: int | None = TOP_K) -> None:
+    def __init__(self, top_k: int | None = TOP_K, opt_in: bool = False) -> None:
         self._sender = ChoosySender()
         self.collector = FeedbackCollector(self._sender, LINEAGE)
-        self.tap = FeedbackTap(self.collector, top_k, torch.device("cpu"))
+        self.tap = FeedbackTap(self.collector, top_k, torch.device("cpu"), opt_in)
         self.states: list[Tensor] = []  # of each step
 
     def prefill(self, *reqs: Request, cached: int = 0, version: int = 0) -> Tensor:
@@ -188,6 +189,30 @@ def test_what_a_drafter_cannot_learn_from_is_left_out(
     setting.prefill(req)
     setting.step(req, accepted=[1])
     assert setting.records() == []
+
+
+@pytest.mark.parametrize(
+    ("custom", "opt_out", "opt_in"),
+    [
+        (None, True, False),
+        ({}, True, False),
+        ({"thinking_budget": 3}, True, False),
+        ("not a dictionary", True, False),
+        ({CONSENT: True}, True, True),
+        ({CONSENT: False}, False, False),
+        ({CONSENT: None}, False, False),
+        ({CONSENT: "true"}, False, False),
+        ({CONSENT: 1}, False, False),
+    ],
+)
+def test_a_request_says_whether_it_may_be_learned_from(
+    custom: object, opt_out: bool, opt_in: bool
+) -> None:
+    for wanted, setting in ((opt_out, Setting()), (opt_in, Setting(opt_in=True))):
+        req = request("a", sampling_params=Params(custom_params=custom))
+        setting.prefill(req)
+        setting.step(req, accepted=[1])
+        assert bool(setting.records()) == wanted
 
 
 def test_health_checks_are_left_out(setting: Setting) -> None:
