@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from adaspec.drafters.checkpoint import save_drafter
+from adaspec.drafters.origin import Expectation, Origin, mark_target, write_origin
 from adaspec.errors import AdaSpecError
 from adaspec.training.collect import collect
 from adaspec.training.config import TrainConfig
@@ -33,7 +34,7 @@ def run_training(
 ) -> AcceptanceReport:
     """Generate trajectories, train a drafter on them, and write it.
 
-    ``output`` receives ``drafter/`` (what a server loads), ``log.jsonl``, ``train.json`` (the
+    ``output`` receives ``drafter/`` (what a server loads, with its origin), ``log.jsonl``, ``train.json`` (the
     configuration with all defaults), and, to go on after an interruption, ``checkpoint.pt`` and
     ``trajectories/``. Calling again with the same arguments goes on exactly where the last
     checkpoint was.
@@ -77,7 +78,26 @@ def run_training(
             journal, checkpoint, lambda share, text: progress("train", share, text)
         )
     save_drafter(trainer.drafter, output / "drafter")
+    origin = Origin(
+        target=mark_target(target_directory),
+        taps=shape.target_layer_ids,
+        expected=_expectation(reports["heldout"], config),
+    )
+    write_origin(output / "drafter", origin)
     return reports["heldout"]
+
+
+def _expectation(report: AcceptanceReport, config: TrainConfig) -> Expectation | None:
+    """What a server may expect; None where nothing was held back, or answers were sampled, of
+    which greedy decoding says little.
+    """
+    if report.passes == 0 or config.generate.temperature > 0:
+        return None
+    return Expectation(
+        committed_per_pass=report.committed_per_pass,
+        survival=report.survival,
+        setting=f"greedy decoding, simulated on {report.responses} held-out responses",
+    )
 
 
 def _claim(output: Path, target: Path, prompts: list[Prompt], config: TrainConfig) -> None:
