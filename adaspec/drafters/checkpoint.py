@@ -2,9 +2,14 @@
 
 Stock loaders ignore tensors they do not know and leave out of account what is missing; the drafter
 then runs and its acceptance quietly collapses. Here every difference is named and refused.
+
+No file is read, mapped or hashed before its size is known to be one that it may have. safetensors
+compresses nothing, so a small file cannot grow when it is read; what is left is a file that is too
+large itself, or looks so because it is sparse.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,38 +22,58 @@ from torch import Tensor
 from adaspec.drafters.config import DrafterConfig, parse_config, render_config
 from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
-from adaspec.files import replace_directory
+from adaspec.files import open_regular, read_bounded, replace_directory
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 _CHECKPOINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MOST_CONFIG_BYTES = 4 << 20
+_MOST_INDEX_BYTES = 16 << 20
+_HEADER_BYTES = 1 << 16  # of a safetensors file, without its tensors' entries
+_ENTRY_BYTES = 512
 
 
-def read_drafter_config(directory: Path) -> DrafterConfig:
+def read_drafter_config(directory: Path, *, follow: bool = True) -> DrafterConfig:
     """The configuration of a drafter directory.
+
+    Args:
+        follow: whether config.json may be a symbolic link.
 
     Raises:
         AdaSpecError: if the directory or its config.json is missing, unreadable or not supported.
     """
-    return parse_config(read_model_config(directory, "drafter"))
+    return parse_config(read_model_config(directory, "drafter", follow=follow))
 
 
-def read_model_config(directory: Path, role: str) -> dict[str, Any]:
-    """The decoded config.json of a model directory; ``role`` names it in errors."""
-    if not directory.is_dir():
-        raise AdaSpecError(f"the {role} directory {directory} does not exist; check the path.")
+def read_model_config(directory: Path, role: str, *, follow: bool = True) -> dict[str, Any]:
+    """The decoded config.json of a model directory; ``role`` names it in errors.
+
+    Raises:
+        AdaSpecError: if there is none, or it is unreadable, larger than 4 MiB or no JSON object.
+    """
     path = directory / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise AdaSpecError(
-            f"{directory} has no config.json; give the directory of a {role} model."
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raw = json.loads(read_config_bytes(directory, role, follow=follow))
+    except (ValueError, RecursionError) as error:  # of UTF-8, JSON, an endless number, nesting
         raise AdaSpecError(f"{path} is not valid JSON ({error}); restore the file.") from None
     if not isinstance(raw, dict):
         raise AdaSpecError(f"{path} does not hold a JSON object; restore the file.")
     return raw
+
+
+def read_config_bytes(directory: Path, role: str, *, follow: bool = True) -> bytes:
+    """The config.json of a model directory as it is; see `read_model_config`."""
+    if not directory.is_dir():
+        raise AdaSpecError(f"the {role} directory {directory} does not exist; check the path.")
+    path = directory / "config.json"
+    try:
+        return read_bounded(path, _MOST_CONFIG_BYTES, follow=follow)
+    except FileNotFoundError:
+        raise AdaSpecError(
+            f"{directory} has no config.json; give the directory of a {role} model."
+        ) from None
+    except OSError as error:
+        raise AdaSpecError(f"{path} cannot be read ({error.strerror}); restore the file.") from None
 
 
 def check_pair(drafter: DrafterConfig, target: Mapping[str, Any]) -> None:
@@ -61,6 +86,11 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any]) -> None:
         AdaSpecError: naming the first quantity that differs.
     """
     target = target.get("text_config", target)
+    if not isinstance(target, Mapping):
+        raise AdaSpecError(
+            "the target's config.json has a text_config that is no object; check that it is a "
+            "language model."
+        )
     expected = {"hidden_size": drafter.hidden_size, "vocab_size": drafter.vocab_size}
     if drafter.num_target_layers is not None:
         expected["num_hidden_layers"] = drafter.num_target_layers
@@ -113,10 +143,9 @@ def load_drafter(
     config = read_drafter_config(directory)
     with torch.device("meta"):
         drafter = BlockDrafter(config)
-    tensors = read_tensors(directory)
-    check_tensors(
-        tensors, {name: p.shape for name, p in drafter.named_parameters()}, str(directory)
-    )
+    shapes = {name: parameter.shape for name, parameter in drafter.named_parameters()}
+    tensors = read_tensors(directory, weights_limit(shapes))
+    check_tensors(tensors, shapes, str(directory))
     tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
     drafter.load_state_dict(tensors, assign=True)
     return drafter
@@ -152,15 +181,42 @@ def check_tensors(
         )
 
 
-def read_tensors(directory: Path) -> dict[str, Tensor]:
+def parameter_shapes(config: DrafterConfig) -> dict[str, torch.Size]:
+    """Name and shape of every weight of a drafter."""
+    with torch.device("meta"):
+        drafter = BlockDrafter(config)
+    return {name: parameter.shape for name, parameter in drafter.named_parameters()}
+
+
+def weights_limit(shapes: Mapping[str, torch.Size]) -> int:
+    """The most bytes that a drafter's weights take in files: in float32, with their headers."""
+    widest = max(dtype.itemsize for dtype in _CHECKPOINT_DTYPES)
+    return _HEADER_BYTES + sum(
+        shape.numel() * widest + len(name.encode()) + _ENTRY_BYTES for name, shape in shapes.items()
+    )
+
+
+def read_tensors(
+    directory: Path, most: int | None = None, *, follow: bool = True
+) -> dict[str, Tensor]:
     """All tensors of a directory: one model.safetensors, or the shards its index names.
 
+    Args:
+        most: bytes that the files may have together; None: the `weights_limit` of the directory's
+            own configuration.
+        follow: whether a file may be a symbolic link.
+
     Raises:
-        AdaSpecError: if a file is missing, truncated or not safetensors, or a tensor appears twice.
+        AdaSpecError: if a file is missing, too large, truncated or not safetensors, or a tensor
+            appears twice.
     """
+    if most is None:
+        most = weights_limit(parameter_shapes(read_drafter_config(directory, follow=follow)))
     tensors: dict[str, Tensor] = {}
-    for path in _weight_files(directory):
+    for path in _weight_files(directory, follow):
         try:
+            with open_regular(path, most, follow=follow) as regular:
+                most -= os.fstat(regular.fileno()).st_size
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
                     if name in tensors:
@@ -172,21 +228,26 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
             raise AdaSpecError(
                 f"{path} is missing; restore the file or download the checkpoint again."
             ) from None
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
+            raise AdaSpecError(
+                f"{path} cannot be read ({error.strerror or error}); restore the file."
+            ) from None
+        except (SafetensorError, ValueError, OverflowError) as error:
             raise AdaSpecError(
                 f"{path} is truncated or not a safetensors file ({error}); restore the file."
             ) from None
     return tensors
 
 
-def _weight_files(directory: Path) -> Iterator[Path]:
+def _weight_files(directory: Path, follow: bool) -> Iterator[Path]:
     index = directory / INDEX_NAME
     if not index.exists():
         yield directory / WEIGHTS_NAME
         return
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError):
+        content = read_bounded(index, _MOST_INDEX_BYTES, follow=follow)
+        shards = set(json.loads(content)["weight_map"].values())
+    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError):
         raise AdaSpecError(
             f"{index} is not a safetensors index; restore the file or delete it if there is a "
             f"{WEIGHTS_NAME}."

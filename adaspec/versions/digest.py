@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from adaspec.errors import AdaSpecError
+from adaspec.files import open_regular
 
 MANIFEST_NAME = "manifest.json"
 
@@ -33,17 +34,27 @@ def context_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
-    with path.open("rb") as file:
+def file_digest(path: Path, most: int | None = None, *, follow: bool = True) -> str:
+    """Hexadecimal SHA-256 of a file.
+
+    Args:
+        most, follow: see `open_regular`.
+
+    Raises:
+        OSError: if it cannot be read, or is larger; nothing has been hashed then.
+    """
+    with open_regular(path, most, follow=follow) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def weights_digest(directory: Path) -> str:
+def weights_digest(directory: Path, most: int) -> str:
     """SHA-256 over the weight files of a drafter directory, in name order.
 
+    Args:
+        most: bytes that each may have; see `weights_limit`.
+
     Raises:
-        AdaSpecError: if there is none, or one cannot be read.
+        AdaSpecError: if there is none, or one cannot be read or is larger.
     """
     paths = sorted(directory.glob("*.safetensors"))
     if not paths:
@@ -52,7 +63,10 @@ def weights_digest(directory: Path) -> str:
         )
     try:
         if len(paths) == 1:
-            return file_digest(paths[0])
-        return hashlib.sha256("".join(map(file_digest, paths)).encode()).hexdigest()
+            return file_digest(paths[0], most)
+        digests = [file_digest(path, most) for path in paths]
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
     except OSError as error:
-        raise AdaSpecError(f"the weights in {directory} cannot be read: {error}.") from error
+        raise AdaSpecError(
+            f"the weights in {directory} cannot be read: {error.strerror}; restore them."
+        ) from error

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from adaspec.errors import AdaSpecError
-from adaspec.files import replace_directory
+from adaspec.files import open_regular, replace_directory
 from adaspec.versions.digest import MANIFEST_NAME
 from adaspec.versions.store import VersionStore
 
@@ -28,16 +28,21 @@ def export_version(store: Path, directory: Path, number: int | None = None) -> i
     if number is None:
         number = versions.current().number
     versions.stage(number)
+    source = versions.path(number)
     if directory.exists():
         raise AdaSpecError(f"{directory} exists; name a directory that does not.")
     try:
         with replace_directory(directory) as fresh:
-            for path in versions.path(number).iterdir():
+            for path in source.iterdir():
                 if path.name != MANIFEST_NAME:
-                    shutil.copyfile(path, fresh / path.name)
+                    with (
+                        open_regular(path, follow=False) as file,
+                        (fresh / path.name).open("wb") as copy,
+                    ):
+                        shutil.copyfileobj(file, copy)
     except OSError as error:
         raise AdaSpecError(
-            f"{directory} cannot be written ({error.strerror}); name another directory or free "
-            "some disk space."
+            f"{source} cannot be copied to {directory} ({error.strerror}); name another directory "
+            "or free some disk space."
         ) from error
     return number

@@ -4,7 +4,8 @@
     versions/00000000/           the base; each version is a complete drafter directory
         config.json  model.safetensors  manifest.json
 
-Readers need no lock: a version is complete or absent, and is checked when it is staged.
+Readers need no lock: a version is complete or absent, and is checked when it is staged. Nothing in
+a store may be a symbolic link, and no file is read that is larger than it may be.
 """
 
 from collections.abc import Mapping
@@ -12,23 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import torch
 from torch import Tensor
 
 from adaspec.drafters.checkpoint import (
     WEIGHTS_NAME,
     check_tensors,
+    parameter_shapes,
     read_drafter_config,
     read_tensors,
+    weights_limit,
 )
 from adaspec.drafters.config import DrafterConfig
-from adaspec.drafters.network import BlockDrafter
 from adaspec.errors import AdaSpecError
+from adaspec.files import read_bounded
 from adaspec.versions.digest import MANIFEST_NAME, context_digest, file_digest, weights_digest
 from adaspec.versions.manifest import Manifest, Pointer, TensorInfo
 
 POINTER_NAME = "CURRENT"
 BASE = 0
+
+_MOST_MANIFEST_BYTES = 4 << 20
+_MOST_POINTER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class VersionStore:
                 f"{directory} holds no drafter versions; start the learner, which makes them, or "
                 "check the path."
             )
-        self.config: DrafterConfig = read_drafter_config(base)
+        self._check_inside(BASE)
+        self.config: DrafterConfig = read_drafter_config(base, follow=False)
         self._shapes = parameter_shapes(self.config)
         self.base = self._read_manifest(BASE)
 
@@ -113,27 +119,30 @@ class VersionStore:
         return manifest
 
     def stage(self, number: int) -> StagedVersion:
-        """Read a version and check all of it: file hash, names, shapes, types and finiteness.
+        """Read a version and check all of it: size, file hash, names, shapes, types, finiteness.
 
-        Takes as long as reading and hashing the file; call it off the serving thread.
+        Takes as long as reading and hashing the file; call it off the serving thread. A file that
+        is larger than the weights can be is neither read nor hashed.
 
         Raises:
             AdaSpecError: naming what is wrong.
         """
         manifest = self.manifest(number)
         directory = self.path(number)
+        most = weights_limit(self._shapes)
         try:
-            found = file_digest(directory / WEIGHTS_NAME)
+            found = file_digest(directory / WEIGHTS_NAME, most, follow=False)
         except OSError as error:
             raise AdaSpecError(
-                f"the weights of version {number} cannot be read: {error}."
+                f"the weights of version {number} cannot be read ({error.strerror}); delete that "
+                "version."
             ) from error
         if found != manifest.sha256:
             raise AdaSpecError(
                 f"the weights of version {number} have SHA-256 {found} instead of "
                 f"{manifest.sha256}; the file is damaged, delete that version."
             )
-        tensors = read_tensors(directory)
+        tensors = read_tensors(directory, most, follow=False)
         check_tensors(tensors, self._shapes, str(directory))
         if describe_tensors(tensors) != manifest.tensors:
             raise AdaSpecError(
@@ -149,22 +158,33 @@ class VersionStore:
 
     def _read_manifest(self, number: int) -> Manifest:
         path = self.path(number) / MANIFEST_NAME
-        if path.parent.is_symlink():
-            raise AdaSpecError(f"{path.parent} is a symbolic link; versions must lie in the store.")
+        self._check_inside(number)
         try:
-            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-        except OSError as error:
+            content = read_bounded(path, _MOST_MANIFEST_BYTES, follow=False)
+            manifest = msgspec.json.decode(content, type=Manifest)
+        except FileNotFoundError as error:
             raise AdaSpecError(
                 f"version {number} is not in {self.directory} ({error.strerror}); it was pruned or "
                 "never published."
             ) from error
-        except msgspec.DecodeError as error:
+        except OSError as error:
+            raise AdaSpecError(
+                f"{path} cannot be read ({error.strerror}); delete that version."
+            ) from error
+        except (msgspec.DecodeError, RecursionError) as error:
             raise AdaSpecError(f"{path} is damaged ({error}); delete that version.") from error
         if manifest.number != number:
             raise AdaSpecError(
                 f"{path} describes version {manifest.number}; a version must not be renamed."
             )
         return manifest
+
+    def _check_inside(self, number: int) -> None:
+        for directory in (versions_directory(self.directory), self.path(number)):
+            if directory.is_symlink():
+                raise AdaSpecError(
+                    f"{directory} is a symbolic link; versions must lie in the store."
+                )
 
 
 def read_pointer(directory: Path) -> Pointer | None:
@@ -175,10 +195,11 @@ def read_pointer(directory: Path) -> Pointer | None:
     """
     path = directory / POINTER_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Pointer)
+        content = read_bounded(path, _MOST_POINTER_BYTES, follow=False)
+        return msgspec.json.decode(content, type=Pointer)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise AdaSpecError(
             f"{path} is damaged ({error}); restart the learner to restore it."
         ) from error
@@ -188,25 +209,22 @@ def lineage_of(drafter: Path) -> str:
     """The lineage a drafter directory belongs to: its base's, or its own as the base of a new one.
 
     Raises:
-        AdaSpecError: if the directory has no readable weights.
+        AdaSpecError: if the directory has no readable configuration or weights.
     """
     manifest = read_manifest(drafter)
-    return weights_digest(drafter)[:16] if manifest is None else manifest.lineage
+    if manifest is not None:
+        return manifest.lineage
+    most = weights_limit(parameter_shapes(read_drafter_config(drafter)))
+    return weights_digest(drafter, most)[:16]
 
 
 def read_manifest(drafter: Path) -> Manifest | None:
     """The manifest beside a drafter's weights; None if the directory is no version of a store."""
     try:
-        return msgspec.json.decode((drafter / MANIFEST_NAME).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError):
+        content = read_bounded(drafter / MANIFEST_NAME, _MOST_MANIFEST_BYTES)
+        return msgspec.json.decode(content, type=Manifest)
+    except (OSError, msgspec.DecodeError, RecursionError):
         return None
-
-
-def parameter_shapes(config: DrafterConfig) -> dict[str, torch.Size]:
-    """Name and shape of every weight of a drafter."""
-    with torch.device("meta"):
-        drafter = BlockDrafter(config)
-    return {name: parameter.shape for name, parameter in drafter.named_parameters()}
 
 
 def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, TensorInfo]:

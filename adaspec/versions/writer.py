@@ -20,8 +20,11 @@ from torch import Tensor
 from adaspec.drafters.checkpoint import (
     WEIGHTS_NAME,
     check_tensors,
+    parameter_shapes,
+    read_config_bytes,
     read_drafter_config,
     read_tensors,
+    weights_limit,
 )
 from adaspec.errors import AdaSpecError
 from adaspec.files import flush_directory, replace_directory, replace_file
@@ -33,7 +36,6 @@ from adaspec.versions.store import (
     VersionStore,
     describe_tensors,
     lineage_of,
-    parameter_shapes,
     read_pointer,
     version_numbers,
     versions_directory,
@@ -76,7 +78,7 @@ class VersionWriter(VersionStore):
             number,
             self.lineage,
             tensors,
-            (self.path(BASE) / _CONFIG_NAME).read_bytes(),
+            read_config_bytes(self.path(BASE), "drafter", follow=False),
             context,
             provenance,
         )
@@ -158,14 +160,14 @@ def _write_base(directory: Path, base: Path) -> None:
             f"{base} is a version of another store; go on with that store, or copy the drafter "
             f"without its {MANIFEST_NAME} to start a new lineage."
         )
-    tensors = read_tensors(base)
+    tensors = read_tensors(base, weights_limit(shapes))
     check_tensors(tensors, shapes, str(base))
     _write_version(
         directory,
         BASE,
         lineage_of(base),
         tensors,
-        (base / _CONFIG_NAME).read_bytes(),
+        read_config_bytes(base, "drafter"),
         context_digest(tensors),
         Provenance(
             parent=None,
