@@ -181,7 +181,7 @@ def head_differs(expected: Sequence[float], sketch: Sequence[tuple[int, float]])
 
 
 def compare(origin: Origin, served: TargetMarks, taps: Sequence[int]) -> list[Mismatch]:
-    """What is served otherwise than the drafter was trained, the likelier cause of a collapse first.
+    """What is served otherwise than it was trained, the likelier cause of a collapse first.
 
     Args:
         served: marks of the target in front of the drafter.

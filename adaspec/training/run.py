@@ -34,10 +34,10 @@ def run_training(
 ) -> AcceptanceReport:
     """Generate trajectories, train a drafter on them, and write it.
 
-    ``output`` receives ``drafter/`` (what a server loads, with its origin), ``log.jsonl``, ``train.json`` (the
-    configuration with all defaults), and, to go on after an interruption, ``checkpoint.pt`` and
-    ``trajectories/``. Calling again with the same arguments goes on exactly where the last
-    checkpoint was.
+    ``output`` receives ``drafter/`` (what a server loads, with its origin), ``log.jsonl``,
+    ``train.json`` (the configuration with all defaults), and, to go on after an interruption,
+    ``checkpoint.pt`` and ``trajectories/``. Calling again with the same arguments goes on exactly
+    where the last checkpoint was.
 
     Args:
         progress: called with the stage, the share of it that is done, and a short text.
