@@ -176,7 +176,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        report = soak(options, options.logs or Path(scratch))
+        logs: Path = options.logs or Path(scratch)
+        logs.mkdir(parents=True, exist_ok=True)
+        report = soak(options, logs)
     options.out.write_text(json.dumps(report) + "\n")
     facts = {k: report[k] for k in ("requests", "versions", "swaps", "retracted", "kv_left")}
     print(table(report), facts, *report["lost"], *report["changed"], sep="\n")  # type: ignore[misc]
