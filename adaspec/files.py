@@ -15,9 +15,9 @@ from pathlib import Path
 def replace_directory(directory: Path) -> Iterator[Path]:
     """Fill a temporary sibling; on success it takes the place of ``directory``.
 
-    The directory appears complete or not at all, its files readable to whom the umask allows. When
-    one of that name exists it is renamed away first and deleted after the new one is in place. If
-    the body raises, nothing changes.
+    The directory appears complete or not at all, readable to whom the umask allows and writable to
+    its owner only. When one of that name exists it is renamed away first and deleted after the new
+    one is in place. If the body raises, nothing changes.
     """
     directory = directory.absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,8 @@ def replace_directory(directory: Path) -> Iterator[Path]:
         fresh.mkdir()
         yield fresh
         # safetensors writes files that only their owner can read, whatever the umask allows.
-        mode = fresh.stat().st_mode & 0o666
+        fresh.chmod(fresh.stat().st_mode & 0o755)
+        mode = fresh.stat().st_mode & 0o644
         for path in sorted(fresh.rglob("*")):
             if path.is_file():
                 path.chmod(mode)

@@ -79,7 +79,7 @@ class Learner:
     ) -> None:
         self._config = config
         device = learning_device(config.process)
-        self._writer = open_writer(store, drafter)
+        self._writer = open_writer(store, drafter, channel.signing_key())
         self._base = self._writer.stage(BASE)
         network = self._writer.config
         matrices = load_target_matrices(target, network, device)

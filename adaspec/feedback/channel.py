@@ -57,6 +57,15 @@ class Channel:
             ) from error
         return token
 
+    def signing_key(self) -> str | None:
+        """What a learner signs versions with; None without keys.
+
+        Raises:
+            AdaSpecError: if the keys are not a learner's.
+        """
+        keys = self.versions.keys
+        return None if keys is None else read_keys(Path(keys), LearnerKeys).signing
+
     def control_token(self) -> str:
         """The token that the learner asks for; empty if no learner has made one.
 

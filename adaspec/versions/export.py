@@ -7,6 +7,7 @@ from adaspec.errors import AdaSpecError
 from adaspec.files import open_regular, replace_directory
 from adaspec.versions.digest import MANIFEST_NAME
 from adaspec.versions.store import VersionStore
+from adaspec.versions.trust import SIGNATURE_NAME
 
 
 def export_version(store: Path, directory: Path, number: int | None = None) -> int:
@@ -34,7 +35,7 @@ def export_version(store: Path, directory: Path, number: int | None = None) -> i
     try:
         with replace_directory(directory) as fresh:
             for path in source.iterdir():
-                if path.name != MANIFEST_NAME:
+                if path.name not in (MANIFEST_NAME, SIGNATURE_NAME):
                     with (
                         open_regular(path, follow=False) as file,
                         (fresh / path.name).open("wb") as copy,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adaspec.errors import AdaSpecError
+from adaspec.feedback.keys import ServerKeys, read_keys
 from adaspec.feedback.sockets import Endpoint
 from adaspec.versions.announce import VersionWatcher
 from adaspec.versions.manifest import Pointer
@@ -46,10 +47,14 @@ class VersionFollower:
 
     Args:
         store: directory of the version store, which may not exist yet.
-        endpoint: where the learner announces.
+        endpoint: where the learner announces; with keys, only versions that it has signed are
+            followed.
         lineage: of the drafter the server started with.
         prepare: called on the follower's thread with each staged version, for instance to copy it
             to the GPU; if it raises, the version is skipped.
+
+    Raises:
+        AdaSpecError: if the endpoint cannot be used, or its keys are not a server's.
     """
 
     def __init__(
@@ -61,6 +66,9 @@ class VersionFollower:
     ) -> None:
         self._directory = store
         self._prepare = prepare
+        self._signer: str | None = None
+        if endpoint.keys is not None:
+            self._signer = read_keys(Path(endpoint.keys), ServerKeys).signer
         self._watcher = VersionWatcher(store, endpoint, lineage)
         # A deque of one hands over atomically: a newer arrival replaces one not yet taken.
         self._arrivals: deque[Arrival] = deque(maxlen=1)
@@ -105,7 +113,7 @@ class VersionFollower:
 
     def _follow(self, pointer: Pointer) -> None:
         try:
-            version = VersionStore(self._directory).stage(pointer.number)
+            version = VersionStore(self._directory, self._signer).stage(pointer.number)
             self._arrivals.append(Arrival(pointer, self._prepare(version)))
         except Exception as error:
             self._refusals.append(Refusal(pointer.number, str(error) or repr(error)))

@@ -2,10 +2,11 @@
 
     CURRENT                      the pointer, JSON, replaced atomically
     versions/00000000/           the base; each version is a complete drafter directory
-        config.json  model.safetensors  manifest.json
+        config.json  model.safetensors  manifest.json  manifest.sig (if the learner has keys)
 
 Readers need no lock: a version is complete or absent, and is checked when it is staged. Nothing in
-a store may be a symbolic link, and no file is read that is larger than it may be.
+a store may be a symbolic link, and no file is read that is larger than it may be. Versions are the
+learner's: signed, where there are keys, else in directories that nobody else can write to.
 """
 
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from adaspec.errors import AdaSpecError
 from adaspec.files import read_bounded
 from adaspec.versions.digest import MANIFEST_NAME, context_digest, file_digest, weights_digest
 from adaspec.versions.manifest import Manifest, Pointer, TensorInfo
+from adaspec.versions.trust import check_owner, check_signature
 
 POINTER_NAME = "CURRENT"
 BASE = 0
@@ -51,18 +53,27 @@ class StagedVersion:
 class VersionStore:
     """Reads a store.
 
+    Args:
+        signer: `ServerKeys.signer` of the learner whose versions these must be; None: nobody else
+            may be able to write to the store.
+
     Raises:
-        AdaSpecError: if the directory holds no store, or its base cannot be read.
+        AdaSpecError: if the directory holds no store, its base cannot be read, or it is not the
+            learner's.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, signer: str | None = None) -> None:
         self.directory = directory.absolute()
+        self._signer = signer
         base = self.path(BASE)
         if not (base / MANIFEST_NAME).is_file():
             raise AdaSpecError(
                 f"{directory} holds no drafter versions; start the learner, which makes them, or "
                 "check the path."
             )
+        if signer is None:
+            check_owner(self.directory)
+            check_owner(versions_directory(self.directory))
         self._check_inside(BASE)
         self.config: DrafterConfig = read_drafter_config(base, follow=False)
         self._shapes = parameter_shapes(self.config)
@@ -103,7 +114,8 @@ class VersionStore:
         """The manifest of a version.
 
         Raises:
-            AdaSpecError: if it is missing, damaged, or of another version, lineage or network.
+            AdaSpecError: if it is missing, damaged, not the learner's, or of another version,
+                lineage or network.
         """
         manifest = self._read_manifest(number)
         if manifest.lineage != self.lineage:
@@ -161,6 +173,7 @@ class VersionStore:
         self._check_inside(number)
         try:
             content = read_bounded(path, _MOST_MANIFEST_BYTES, follow=False)
+            self._check_trusted(content, path.parent)
             manifest = msgspec.json.decode(content, type=Manifest)
         except FileNotFoundError as error:
             raise AdaSpecError(
@@ -178,6 +191,12 @@ class VersionStore:
                 f"{path} describes version {manifest.number}; a version must not be renamed."
             )
         return manifest
+
+    def _check_trusted(self, manifest: bytes, directory: Path) -> None:
+        if self._signer is None:
+            check_owner(directory)
+        else:
+            check_signature(manifest, directory, self._signer)
 
     def _check_inside(self, number: int) -> None:
         for directory in (versions_directory(self.directory), self.path(number)):

@@ -40,6 +40,7 @@ from adaspec.versions.store import (
     version_numbers,
     versions_directory,
 )
+from adaspec.versions.trust import SIGNATURE_NAME, sign, signer_of
 
 _CONFIG_NAME = "config.json"
 
@@ -47,9 +48,10 @@ _CONFIG_NAME = "config.json"
 class VersionWriter(VersionStore):
     """The one writer of a store; use `open_writer`."""
 
-    def __init__(self, directory: Path, lock: FileLock) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, lock: FileLock, signing: str | None) -> None:
+        super().__init__(directory, None if signing is None else signer_of(signing))
         self._lock = lock
+        self._signing = signing
 
     def add(self, tensors: Mapping[str, Tensor], provenance: Provenance) -> Manifest:
         """Write a new version; it is not live before `point` names it.
@@ -81,6 +83,7 @@ class VersionWriter(VersionStore):
             read_config_bytes(self.path(BASE), "drafter", follow=False),
             context,
             provenance,
+            self._signing,
         )
 
     def point(self, number: int, reason: str) -> Pointer:
@@ -110,19 +113,27 @@ class VersionWriter(VersionStore):
         self._lock.release()
 
 
-def open_writer(directory: Path, base: Path) -> VersionWriter:
+def open_writer(directory: Path, base: Path, signing: str | None = None) -> VersionWriter:
     """Open a store for writing, made with ``base`` as version 0 if there is none.
+
+    A directory that is made lets nobody else in; one that exists keeps its permissions.
 
     Args:
         base: drafter directory to learn from.
+        signing: `LearnerKeys.signing` to sign versions with; None: they are not signed, and nobody
+            else may be able to write to the store.
 
     Raises:
-        AdaSpecError: if another learner writes here, the store belongs to another base, or the
-            directory cannot be written.
+        AdaSpecError: if another learner writes here, the store belongs to another base or another
+            signer, or the directory cannot be written.
     """
     directory = directory.absolute()
     try:
-        versions_directory(directory).mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        versions = versions_directory(directory)
+        if not versions.exists():
+            versions.mkdir()
+            versions.chmod(versions.stat().st_mode & ~0o022)
         lock = FileLock(directory / ".writer.lock", timeout=0)
         lock.acquire()
     except Timeout:  # an OSError too
@@ -137,8 +148,8 @@ def open_writer(directory: Path, base: Path) -> VersionWriter:
     try:
         _remove_leftovers(directory)
         if not version_numbers(directory):
-            _write_base(directory, base)
-        writer = VersionWriter(directory, lock)
+            _write_base(directory, base, signing)
+        writer = VersionWriter(directory, lock, signing)
         if lineage_of(base) != writer.lineage:
             raise AdaSpecError(
                 f"{directory} holds versions of another drafter than {base}; choose another store "
@@ -153,7 +164,7 @@ def open_writer(directory: Path, base: Path) -> VersionWriter:
     return writer
 
 
-def _write_base(directory: Path, base: Path) -> None:
+def _write_base(directory: Path, base: Path, signing: str | None) -> None:
     shapes = parameter_shapes(read_drafter_config(base))
     if (base / MANIFEST_NAME).exists():
         raise AdaSpecError(
@@ -178,6 +189,7 @@ def _write_base(directory: Path, base: Path) -> None:
             tokens_seen=0,
             gate=None,
         ),
+        signing,
     )
 
 
@@ -189,6 +201,7 @@ def _write_version(
     config: bytes,
     context_sha256: str,
     provenance: Provenance,
+    signing: str | None,
 ) -> Manifest:
     target = versions_directory(store) / f"{number:08d}"
     try:
@@ -211,6 +224,8 @@ def _write_version(
             (staging / _CONFIG_NAME).write_bytes(config)
             encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
             (staging / MANIFEST_NAME).write_bytes(encoded)
+            if signing is not None:
+                (staging / SIGNATURE_NAME).write_bytes(sign(encoded, signing))
         flush_directory(target.parent)
     except (OSError, SafetensorError) as error:
         raise AdaSpecError(
