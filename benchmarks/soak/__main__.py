@@ -39,8 +39,8 @@ from benchmarks.soak.readings import (
 from benchmarks.soak.traffic import Asked, Traffic, reference
 
 _EVERY_S = 10.0
-_SERVER = "--enable-metrics --max-running-requests 8 --max-total-tokens 3072 "
-_SERVER += "--chunked-prefill-size 256"
+_SERVER = "--enable-metrics --max-running-requests 8 --max-total-tokens 2048 "
+_SERVER += "--chunked-prefill-size 256 --schedule-conservativeness 0.1"
 # Publishes now and then, whatever it gains: swaps are what is looked at.
 _LEARN = """
 [batch]
@@ -72,11 +72,12 @@ def questions(options: argparse.Namespace) -> tuple[list[Asked], list[Asked]]:
     """Greedy requests, short and long."""
     prompts = load_prompts(options.prompts)
     short = [Asked(prompt, 40) for prompt in prompts[: options.distinct]]
-    text = " ".join(prompts)
-    words = text.split(" ")
+    words = " ".join(prompts).split(" ")
     length = 400  # words, some 550 tokens
-    starts = range(0, max(1, len(words) - length), max(1, len(words) // options.distinct))
-    long = [Asked(" ".join(words[s : s + length]), 8) for s in starts][: options.distinct]
+    around = words * (2 + length // len(words))
+    step = max(1, len(words) // options.distinct)
+    starts = range(0, len(words), step)[: options.distinct]
+    long = [Asked(" ".join(around[start : start + length]), 48) for start in starts]
     return short, long
 
 
