@@ -55,7 +55,7 @@ class VersionWatcher:
         self._lineage = lineage
         self._reread_seconds = reread_seconds
         self._next_read = 0.0
-        self._sequence = -1
+        self._seen: Pointer | None = None
         options: Options = {
             zmq.RCVHWM: 16,
             zmq.RECONNECT_IVL_MAX: 2000,
@@ -82,14 +82,15 @@ class VersionWatcher:
             return None
         self._next_read = time.monotonic() + self._reread_seconds
         pointer = read_pointer(self._store)
-        if pointer is None or pointer.sequence == self._sequence:
+        # All of it: a store that was deleted and made anew counts its sequence from the start.
+        if pointer is None or pointer == self._seen:
             return None
         if pointer.lineage != self._lineage:
             raise AdaSpecError(
                 f"{self._store} holds versions of lineage {pointer.lineage}, but the server runs "
                 f"{self._lineage}; give learner and server the same drafter."
             )
-        self._sequence = pointer.sequence
+        self._seen = pointer
         return pointer
 
     def close(self) -> None:

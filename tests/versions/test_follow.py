@@ -2,6 +2,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import zmq
@@ -97,6 +98,20 @@ def test_garbage_on_the_channel_does_nothing(channel: Channel, writer: VersionWr
 
 def test_a_watcher_waits_for_the_store(tmp_path: Path, channel: Channel) -> None:
     watcher = VersionWatcher(tmp_path / "store", channel.versions, "0" * 16, 0.0)
+    assert watcher.poll() is None
+    watcher.close()
+
+
+def test_another_version_of_the_same_turn_is_noticed(
+    channel: Channel, writer: VersionWriter
+) -> None:
+    """As in a store that was deleted and made anew."""
+    watcher = VersionWatcher(writer.directory, channel.versions, writer.lineage, 0.0)
+    pointer = publish(writer, 1.0)
+    assert watcher.poll() == pointer
+    other = msgspec.structs.replace(pointer, number=0)
+    (writer.directory / "CURRENT").write_bytes(msgspec.json.encode(other))
+    assert watcher.poll() == other
     assert watcher.poll() is None
     watcher.close()
 
