@@ -8,6 +8,9 @@ import torch
 from adaspec.errors import AdaSpecError
 from online.config import ProcessSection
 
+# PyTorch has no type for it on the CPU.
+_NO_HOST_MEMORY = "can't allocate memory"
+
 
 def learning_device(process: ProcessSection) -> torch.device:
     """The device that the settings name; ``auto`` is the first CUDA GPU, or the CPU without one.
@@ -43,7 +46,7 @@ def limit_memory(device: torch.device, process: ProcessSection) -> None:
 
 @contextlib.contextmanager
 def plain_memory_errors(process: ProcessSection) -> Iterator[None]:
-    """Turn an out-of-memory error of a GPU into one that says what to do.
+    """Turn an out-of-memory error of a GPU or of the host into one that says what to do.
 
     Raises:
         AdaSpecError: in its place.
@@ -56,4 +59,10 @@ def plain_memory_errors(process: ProcessSection) -> Iterator[None]:
             "process.gpu_bytes allows, or than the GPU has left; lower objective.chunk_rows or "
             "batch.max_context, raise process.gpu_bytes and lower the server's "
             "--mem-fraction-static to match, or set process.device to cpu."
+        ) from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and _NO_HOST_MEMORY not in str(error):
+            raise
+        raise AdaSpecError(
+            "the learner ran out of memory; lower replay.bytes, or give it more."
         ) from error

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -39,3 +41,25 @@ def test_an_out_of_memory_error_says_what_to_do() -> None:
         plain_memory_errors(process),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def run_out_of_host_memory() -> None:
+    torch.empty(1 << 50, dtype=torch.uint8)
+
+
+def raise_memory_error() -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("ask", [run_out_of_host_memory, raise_memory_error])
+def test_so_does_one_of_the_host(ask: Callable[[], None]) -> None:
+    with (
+        pytest.raises(AdaSpecError, match=r"lower replay\.bytes"),
+        plain_memory_errors(ProcessSection()),
+    ):
+        ask()
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), plain_memory_errors(ProcessSection()):
+        raise RuntimeError("shapes do not fit")
