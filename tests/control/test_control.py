@@ -64,7 +64,7 @@ def test_a_refusal_is_the_operators_error(channel: Channel, office: Office) -> N
 
 
 def test_nobody_there_is_said(channel: Channel) -> None:
-    with pytest.raises(AdaSpecError, match="no learner answered"):
+    with pytest.raises(AdaSpecError, match="no learner was met"):
         ask(channel, Inquire(), timeout_s=0.1)
 
 

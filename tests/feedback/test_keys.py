@@ -100,6 +100,17 @@ def test_records_and_requests_travel_between_machines(keys: dict[str, Path], add
     assert answered == "done"
 
 
+def test_an_operator_with_other_keys_is_told_so(
+    keys: dict[str, Path], address: str, tmp_path: Path
+) -> None:
+    desk = ControlDesk(network_channel(address, keys["learner"]))
+    other = network_channel(address, make_keys(tmp_path / "other")["operator"])
+    begun = time.monotonic()
+    with pytest.raises(AdaSpecError, match=r"no learner that knows .*operator\.keys was met"):
+        served_until(desk, lambda: ask(other, Inquire(), 2.0))
+    assert time.monotonic() - begun < 20.0
+
+
 def served_until(desk: ControlDesk, act: Callable[[], str]) -> str:
     """The result of ``act``, while a desk is served; the desk is closed."""
     from concurrent.futures import ThreadPoolExecutor
