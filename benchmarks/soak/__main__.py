@@ -39,7 +39,7 @@ from benchmarks.soak.readings import (
 from benchmarks.soak.traffic import Asked, Traffic, reference
 
 _EVERY_S = 10.0
-_SERVER = "--enable-metrics --max-running-requests 8 --max-total-tokens 2048 "
+_SERVER = "--enable-metrics --max-running-requests 8 --max-total-tokens 1280 "
 _SERVER += "--chunked-prefill-size 256 --schedule-conservativeness 0.1"
 # Publishes now and then, whatever it gains: swaps are what is looked at.
 _LEARN = """
