@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 _PREFIX = struct.Struct("<Q")
 _MOST_FRAMES = 64
+_MOST_BYTES = 16 << 30  # of a message; the taps of a long prefill batch are a few GiB
 
 
 def send_frames(pipe: socket.socket, frames: Sequence[bytes | memoryview]) -> None:
@@ -35,6 +36,8 @@ def receive_frames(pipe: socket.socket) -> list[memoryview]:
     if not 0 < count <= _MOST_FRAMES:
         raise ValueError(f"a message of {count} frames was announced; at most {_MOST_FRAMES} fit")
     sizes = struct.unpack(f"<{count}Q", _receive(pipe, count * _PREFIX.size))
+    if sum(sizes) > _MOST_BYTES:
+        raise ValueError(f"{sum(sizes)} bytes were announced; at most {_MOST_BYTES} are taken")
     return [_receive(pipe, size) for size in sizes]
 
 

@@ -8,9 +8,11 @@ nothing is executed, and what cannot be read is refused.
 
 import math
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from adaspec.feedback.captures import Capture, EndCapture, PrefillCapture, StepCapture
@@ -24,14 +26,24 @@ from adaspec.feedback.record import (
 
 Frame = bytes | memoryview
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.float16)
+_Name = Literal["int32", "int64", "float32", "bfloat16", "float16"]
+_DTYPES: dict[_Name, torch.dtype] = {
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+# Three sizes of at most this have a product that fits 64 bits, as PyTorch needs.
+_Size = Annotated[int, Meta(ge=0, le=1 << 20)]
 
 
-class Rollback(msgspec.Struct, frozen=True, tag="rollback"):
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Rollback(_Header, frozen=True, tag="rollback"):
     """A message for the learner; see `RollbackRecord`."""
 
     version: int
@@ -40,22 +52,22 @@ class Rollback(msgspec.Struct, frozen=True, tag="rollback"):
     cause: RollbackCause
 
 
-class Lost(msgspec.Struct, frozen=True, tag="lost"):
+class Lost(_Header, frozen=True, tag="lost"):
     """Captures of these requests gave way."""
 
     requests: list[str]
 
 
-class _Place(msgspec.Struct, frozen=True, array_like=True):
+class _Place(_Header, frozen=True, array_like=True):
     """Where a tensor lies: which frame after the header, and at which byte of it."""
 
-    dtype: str
-    shape: list[int]
-    frame: int
-    start: int
+    dtype: _Name
+    shape: Annotated[list[_Size], Meta(max_length=3)]
+    frame: Annotated[int, Meta(ge=0)]
+    start: Annotated[int, Meta(ge=0)]
 
 
-class _Prefill(msgspec.Struct, frozen=True, tag="prefill"):
+class _Prefill(_Header, frozen=True, tag="prefill"):
     requests: list[str]
     version: int
     token_ids: list[list[int]]
@@ -63,7 +75,7 @@ class _Prefill(msgspec.Struct, frozen=True, tag="prefill"):
     tensors: list[_Place]
 
 
-class _Step(msgspec.Struct, frozen=True, tag="step"):
+class _Step(_Header, frozen=True, tag="step"):
     requests: list[str]
     version: int
     temperatures: list[float]
@@ -71,7 +83,7 @@ class _Step(msgspec.Struct, frozen=True, tag="step"):
     tensors: list[_Place]
 
 
-class _End(msgspec.Struct, frozen=True, tag="end"):
+class _End(_Header, frozen=True, tag="end"):
     request: str
     length: int
     outcome: Outcome
@@ -146,6 +158,8 @@ def decode(frames: Sequence[Frame]) -> Message:
     Raises:
         ValueError: if they are not such a message.
     """
+    if not frames:
+        raise ValueError("the message has no frames")
     header = _decoder.decode(frames[0])
     if isinstance(header, Rollback | Lost):
         return header
@@ -153,9 +167,13 @@ def decode(frames: Sequence[Frame]) -> Message:
         return EndCapture(header.request, header.length, header.outcome)
     tensors = [_read(place, frames[1:]) for place in header.tensors]
     if isinstance(header, _Prefill):
+        if len(tensors) != 1:
+            raise ValueError(f"{len(tensors)} tensors came with a prefill, which has one")
         return PrefillCapture(
             header.requests, header.version, header.token_ids, header.starts, tensors[0]
         )
+    if len(tensors) - header.is_ragged not in (6, 8):  # a teacher is of one tensor or of three
+        raise ValueError(f"{len(tensors)} tensors came with a step, which has another number")
     anchors, tokens, accepted, bonus, taps, *rest = tensors
     lengths = rest.pop(0) if header.is_ragged else None
     teacher: Teacher = HiddenTeacher(*rest) if len(rest) == 1 else TopKTeacher(*rest)
@@ -174,11 +192,11 @@ def decode(frames: Sequence[Frame]) -> Message:
 
 
 def _read(place: _Place, frames: Sequence[Frame]) -> Tensor:
-    if not 0 <= place.frame < len(frames):
+    if place.frame >= len(frames):
         raise ValueError(f"{len(frames)} frames came, and a tensor lies in frame {place.frame}")
     frame, dtype = frames[place.frame], _DTYPES[place.dtype]
     end = place.start + math.prod(place.shape) * dtype.itemsize
-    if not 0 <= place.start <= end <= len(frame):
+    if end > len(frame):
         raise ValueError(f"a tensor lies beyond the {len(frame)} bytes of its frame")
     if place.start == end:
         return torch.empty(place.shape, dtype=dtype)
