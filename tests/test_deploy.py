@@ -52,4 +52,4 @@ def test_prometheus_takes_the_alerts() -> None:
     rules = str(ROOT / "deploy" / "alerts.yml")
     done = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "7 rules found" in done.stdout
+    assert "9 rules found" in done.stdout

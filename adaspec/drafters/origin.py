@@ -21,10 +21,12 @@ from torch import Tensor
 
 from adaspec.drafters.checkpoint import read_model_config
 from adaspec.errors import AdaSpecError
+from adaspec.files import read_bounded
 
 ORIGIN_NAME = "origin.json"
 Part = Literal["target", "tokenizer", "template", "taps", "head"]
 
+_MOST_BYTES = 1 << 20
 _ROWS_OF_A_TENSOR = 4
 _ROWS_OF_THE_HEAD = 32
 # Between float32 and bfloat16 the projections of a head's rows differ by 0.2 %, after rounding to
@@ -105,7 +107,7 @@ def read_origin(drafter: Path) -> Origin | None:
     """
     path = drafter / ORIGIN_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Origin)
+        return msgspec.json.decode(read_bounded(path, _MOST_BYTES), type=Origin)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:

@@ -41,6 +41,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         decided_by: share of the planned steps by what decided.
         plain_tokens_per_s: what plain decoding would commit with as many requests, from the table
             of step times; None without it.
+        collapse: why acceptance is far under expectation, by the server's diagnosis; None if it is
+            not.
         sent_bytes_per_s: feedback; None with one reading.
         dropped: feedback records since the start, by reason.
         learner: what it says of itself (`docs/metrics.md`); empty without one.
@@ -65,6 +67,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     rollbacks: int
     refused: int
     audit_failures: int
+    collapse: str | None
     sent: int
     sent_bytes_per_s: float | None
     dropped: dict[str, int]
@@ -118,6 +121,9 @@ def figures(now: Scrape, before: Scrape | None = None) -> Figures:
         rollbacks=int(swaps.get("rollback", 0)),
         refused=int(now.total("adaspec_refused_versions_total")),
         audit_failures=int(now.total("adaspec_audit_failures_total")),
+        collapse=next(
+            (cause for cause, on in now.by("adaspec_collapse", "cause").items() if on), None
+        ),
         sent=int(outcomes.pop("sent", 0)),
         sent_bytes_per_s=rate("adaspec_feedback_bytes_total"),
         dropped={reason: int(count) for reason, count in outcomes.items() if count},

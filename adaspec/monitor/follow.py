@@ -14,6 +14,21 @@ from adaspec.monitor.scrape import Scrape, fetch
 
 _COUNTED = ("adaspec_target_passes_total", "adaspec_feedback_records_total")
 _MOST_CHANGES = 256
+# What to do about each cause of a collapse that a server can name; its log says more.
+REMEDIES = {
+    "weights": "the drafter's weights in memory are not those that were loaded: restart the server",
+    "target weights": "the target's weights have changed since the start: serve a drafter for them",
+    "version": "the live version is worse than the base: roll it back",
+    "prefix cache": "the drafter's part of the prefix cache does not fit: call /flush_cache",
+    "target": "the drafter was trained for another target: serve its own",
+    "tokenizer": "the drafter was trained with another tokenizer: give the target's own",
+    "template": "the drafter was trained with another chat template: serve with that",
+    "taps": "target_layer_ids are not those of the training: restore the drafter's config.json",
+    "head": "the target or its output matrix is quantised or rounded otherwise than in training",
+    "drafter quantised": "add --speculative-draft-model-quantization unquant",
+    "traffic": "the server is as it was, so traffic is other than the drafter knows: let it learn",
+    "unknown": "nothing that the server can check explains it",
+}
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -120,6 +135,9 @@ def look(monitor: Monitor, client: httpx.Client, url: str) -> Report:
 def warnings(known: Figures) -> list[str]:
     """What in these figures someone should look at."""
     found = []
+    if known.collapse is not None:
+        remedy = REMEDIES.get(known.collapse, "see the server's log")
+        found.append(f"acceptance has collapsed ({known.collapse}): {remedy}.")
     if known.audit_failures:
         found.append(
             f"{known.audit_failures} swaps left weights that are not what they should be: restart "

@@ -86,6 +86,14 @@ class VersionFollower:
         """The newest refusal since the last call, or None; never waits."""
         return self._refusals.popleft() if self._refusals else None
 
+    def stage(self, number: int) -> StagedVersion:
+        """Read and check a version, as those that become live are; any thread.
+
+        Raises:
+            AdaSpecError: if it cannot be used.
+        """
+        return VersionStore(self._directory, self._signer).stage(number)
+
     @property
     def failures(self) -> int:
         """Versions that could not be staged."""
@@ -113,7 +121,7 @@ class VersionFollower:
 
     def _follow(self, pointer: Pointer) -> None:
         try:
-            version = VersionStore(self._directory, self._signer).stage(pointer.number)
+            version = self.stage(pointer.number)
             self._arrivals.append(Arrival(pointer, self._prepare(version)))
         except Exception as error:
             self._refusals.append(Refusal(pointer.number, str(error) or repr(error)))

@@ -22,6 +22,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from adaspec.drafters.checkpoint import load_drafter, save_drafter
+from adaspec.drafters.origin import Expectation, Origin, mark_target, write_origin
 from adaspec.errors import AdaSpecError
 from adaspec.target.smollm2 import ensure_smollm2
 from adaspec.training.config import GenerateSection, TrainConfig
@@ -35,6 +36,8 @@ from adaspec.training.trajectories import Trajectory
 
 HERE = Path(__file__).parent
 PART_BYTES = 15 << 20
+# The dev set whose acceptance a server may expect: the one with all kinds of questions.
+EXPECTED_ON = "mt_bench"
 STARTED = time.monotonic()
 
 
@@ -86,7 +89,7 @@ def main() -> None:
             left = options.total_seconds - (time.monotonic() - STARTED) - options.reserve_seconds
             seconds = min(seconds, max(left, 10.0))
         say(f"training {options.variant or variants[0][0]} for {seconds:.0f} s")
-        final(chosen, seconds, options, target, tokenizer, train, heldout, dev, ablation)
+        final(chosen, seconds, options, directory, target, tokenizer, train, heldout, dev, ablation)
 
 
 def parse_options() -> argparse.Namespace:
@@ -200,6 +203,7 @@ def final(
     config: TrainConfig,
     seconds: float,
     options: argparse.Namespace,
+    target_directory: Path,
     target: TargetModel,
     tokenizer: Any,
     train: list[Trajectory],
@@ -214,10 +218,14 @@ def final(
     )
     drafter_directory = options.work / "drafter"
     save_drafter(trainer.drafter, drafter_directory)
-    keep(drafter_directory, options.out)
     # What is reported is what is shipped: the bfloat16 weights, read back.
     shipped = load_drafter(drafter_directory, torch.float32, target.device)
     reports = {name: simulate(shipped, target, part) for name, part in dev.items()}
+    write_origin(
+        drafter_directory,
+        origin_of(target_directory, shipped.config.target_layer_ids, reports.get(EXPECTED_ON)),
+    )
+    keep(drafter_directory, options.out)
     summary |= {"variant": options.variant, "dev": msgspec.to_builtins(reports)}
     summary |= {"ablation": ablation, "config": msgspec.to_builtins(config)}
     summary |= {
@@ -231,6 +239,18 @@ def final(
     keep(log, options.out)
     report_ablation(ablation)
     report_dev(reports, summary)
+
+
+def origin_of(target: Path, taps: tuple[int, ...], report: AcceptanceReport | None) -> Origin:
+    """What a server compares itself with (`adaspec.drafters.origin`)."""
+    expected = None
+    if report is not None and report.passes:
+        expected = Expectation(
+            committed_per_pass=report.committed_per_pass,
+            survival=tuple(report.survival),
+            setting=f"greedy decoding, simulated on {report.responses} answers to {EXPECTED_ON}",
+        )
+    return Origin(target=mark_target(target), taps=taps, expected=expected)
 
 
 def report_ablation(rows: list[dict[str, Any]]) -> None:

@@ -3,31 +3,20 @@
 import logging
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from adaspec.chains import ChainRows
-from adaspec.config import AdaSpecConfig, TapConfig, WatchConfig
-from adaspec.drafters.checkpoint import read_tensors
-from adaspec.errors import AdaSpecError
-from adaspec.feedback import Channel, Endpoint, FeedbackRelay, RelayOptions, find_channel
 from adaspec.verify import GoodputPolicy, StepPlan, VerifyPolicy
-from adaspec.versions import BASE, context_digest, lineage_of, read_manifest
-from sglang_patches.checks import model_directory
 from sglang_patches.online import namespace
-from sglang_patches.online.agreement import Agreement
-from sglang_patches.online.control import ControlWindows
+from sglang_patches.online.alarm import CollapseAlarm
+from sglang_patches.online.collapse import SeenRequest
 from sglang_patches.online.evidence import Ratio
-from sglang_patches.online.last_hidden import keep_last_hidden_states
 from sglang_patches.online.served import Served
 from sglang_patches.online.swap import VersionSwapper
 from sglang_patches.online.tap import FeedbackTap
 from sglang_patches.online.watch import AcceptanceWatch
-from sglang_patches.online.weights import DraftWeights
 
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -35,7 +24,6 @@ if TYPE_CHECKING:
 
     from sglang_patches.online.metrics import WorkerMetrics
     from sglang_patches.worker.accept import Verdict
-    from sglang_patches.worker.worker import AdaSpecWorker
 
 logger = logging.getLogger(__name__)
 
@@ -49,14 +37,16 @@ class _Step(NamedTuple):
     Attributes:
         drafted_by: version that drafted: the live one or, in a control window, the base.
         live: version that was live.
+        seen: its requests, for the alarm; None if that leaves it out.
     """
 
     drafted_by: int
     live: int
+    seen: tuple[SeenRequest, ...] | None
 
 
 class OnlineLoop:
-    """Feedback, versions and the watch, called by the worker on the scheduler's thread.
+    """Feedback, versions, the watch and the alarm, called by the worker on the scheduler's thread.
 
     Args:
         start: the version the server started with.
@@ -65,6 +55,7 @@ class OnlineLoop:
         watch: None if nothing is watched. Every rank has one: they count the same steps, so they
             trust and give up the same versions.
         metrics: None on all ranks but the first, and without SGLang's ``--enable-metrics``.
+        alarm: None on all ranks but the first.
     """
 
     def __init__(
@@ -74,12 +65,14 @@ class OnlineLoop:
         swapper: VersionSwapper | None,
         watch: AcceptanceWatch | None,
         metrics: "WorkerMetrics | None",
+        alarm: CollapseAlarm | None = None,
     ) -> None:
         self._start = start
         self._tap = tap
         self._swapper = swapper
         self._watch = watch
         self._metrics = metrics
+        self._alarm = alarm
         self._told_gain: Ratio | None = None
         self._prefill_taps: Tensor | None = None
         self._steps_in_flight: deque[_Step] = deque(maxlen=_MAX_STEPS_IN_FLIGHT)
@@ -115,6 +108,8 @@ class OnlineLoop:
             namespace.use_context(None if first else swap.context_sha256)
         if self._metrics is not None:
             self._metrics.versions.count_swap(swap.version, swap.rolled_back)
+        if self._alarm is not None:
+            self._alarm.drafter_changed()
         if self._watch is not None:
             self._watch.swapped(swap.rolled_back, self._swapper.standing)
         if self._watch is None or not self._watch.on_trial:
@@ -155,7 +150,10 @@ class OnlineLoop:
         verdict: "Verdict",
     ) -> None:
         """A verify step has been judged; see `FeedbackTap.after_verify`."""
-        self._steps_in_flight.append(_Step(self.drafting, self.version))
+        seen = None
+        if self._alarm is not None and rows.width > 1:
+            seen = self._alarm.look(reqs)
+        self._steps_in_flight.append(_Step(self.drafting, self.version, seen))
         if self._swapper is not None and rows.width > 1:
             self._swapper.count_draft()
         if self._metrics is not None:
@@ -176,6 +174,8 @@ class OnlineLoop:
         step = self._steps_in_flight.popleft()
         if self._metrics is not None:
             self._metrics.steps.count(step.drafted_by, lengths, accepted, drafted)
+        if self._alarm is not None and step.seen is not None and step.live == self.version:
+            self._alarm.count(step.seen, accepted, lengths, step.drafted_by != step.live)
         # Steps without drafts say nothing about a version.
         if self._watch is None or self._swapper is None or step.live != self.version:
             return
@@ -212,143 +212,3 @@ class OnlineLoop:
         """A request has left the server."""
         if self._tap is not None:
             self._tap.after_finish(rid)
-
-
-def start_online(worker: "AdaSpecWorker", config: AdaSpecConfig) -> OnlineLoop | None:
-    """The loop that the configuration and SGLang's ``--enable-metrics`` ask for; None if they ask
-    for nothing.
-
-    Raises:
-        AdaSpecError: if the channel cannot be used, or versions cannot be swapped on this server.
-    """
-    reports = get_parallel().tp_rank == 0 and worker.server_args.enable_metrics
-    if not config.channel.is_used and not reports:
-        return None
-    directory = model_directory(worker.server_args.speculative_draft_model_path)
-    manifest = read_manifest(directory)
-    number = BASE if manifest is None else manifest.number
-    if not config.channel.is_used:
-        # Nothing is swapped, so nobody asks for the context.
-        alone = Served(number, context_sha256="")
-        steps_only = _start_metrics(worker.block_size, number, None, None)
-        return OnlineLoop(alone, None, None, None, steps_only)
-    channel = find_channel(config.channel.directory, config.channel.address, config.channel.keys)
-    lineage = lineage_of(directory)
-    tensors = read_tensors(directory)
-    start = Served(number, context_digest(tensors))
-    if config.tap.enabled:
-        namespace.refresh_prefixes(config.tap.refresh_share)
-    tap = relay = metrics = None
-    if config.tap.enabled and get_parallel().tp_rank == 0:
-        relay = _start_relay(config, channel, lineage)
-        tap = _start_tap(config.tap, relay, worker)
-    if reports:
-        metrics = _start_metrics(worker.block_size, number, relay, channel.status)
-    swapper = watch = None
-    if config.channel.store is not None:
-        swapper = _start_swapper(worker, config, channel, start, lineage, tensors, metrics)
-        if config.watch.window_tokens > 0:
-            watch = AcceptanceWatch(config.watch, swapper.standing)
-    return OnlineLoop(start, tap, swapper, watch, metrics)
-
-
-def _start_swapper(
-    worker: "AdaSpecWorker",
-    config: AdaSpecConfig,
-    channel: Channel,
-    start: Served,
-    lineage: str,
-    tensors: dict[str, Tensor],
-    metrics: "WorkerMetrics | None",
-) -> VersionSwapper:
-    weights = DraftWeights(worker.draft_model, lambda: worker.fused_kv_helper, worker.length_head)
-    _refuse_what_cannot_be_swapped(weights.differences(tensors))
-    control = _make_control(config.watch, weights, start, tensors)
-    logger.info(
-        "further sets of the drafter's weights take %.0f MB of %s",
-        weights.nbytes / 1e6,
-        weights.device,
-    )
-    swapper = VersionSwapper(
-        weights,
-        worker.model_runner.model,
-        start,
-        lineage,
-        Path(str(config.channel.store)).expanduser(),
-        channel.versions,
-        Agreement(get_parallel().tp_group.cpu_group),
-        control,
-        (lambda seconds: None) if metrics is None else metrics.versions.observe_pause,
-    )
-    if metrics is not None:
-        metrics.versions.follow(swapper)
-    return swapper
-
-
-def _start_metrics(
-    block_size: int, version: int, relay: FeedbackRelay | None, status_endpoint: Endpoint | None
-) -> "WorkerMetrics":
-    # Imported here: prometheus_client looks for SGLang's directory when it is imported.
-    from prometheus_client import REGISTRY
-
-    from sglang_patches.online.metrics import WorkerMetrics
-
-    stats = None if relay is None else relay.stats
-    return WorkerMetrics(block_size, version, stats, status_endpoint, REGISTRY)
-
-
-def _start_relay(config: AdaSpecConfig, channel: Channel, lineage: str) -> FeedbackRelay:
-    tap = config.tap
-    options = RelayOptions(
-        feedback=channel.feedback,
-        lineage=lineage,
-        share=tap.share,
-        bytes_per_second=tap.bytes_per_second,
-        queue_bytes=tap.queue_bytes,
-        teacher_rows=tap.teacher_rows,
-        steps_per_record=tap.steps_per_record,
-    )
-    return FeedbackRelay(options)
-
-
-def _start_tap(config: TapConfig, relay: FeedbackRelay, worker: "AdaSpecWorker") -> FeedbackTap:
-    if config.teacher == "hidden":
-        keep_last_hidden_states(worker.model_runner.model)
-    top_k = config.top_k if config.teacher == "top-k" else None
-    return FeedbackTap(relay, top_k, torch.device(worker.device), config.opt_in)
-
-
-def _make_control(
-    config: WatchConfig, weights: DraftWeights, start: Served, tensors: dict[str, Tensor]
-) -> ControlWindows:
-    """Control windows, if they are asked for and the server has started with the base."""
-    share = config.control_share if config.window_tokens > 0 else 0.0
-    if share and start.number != BASE:
-        share = 0.0
-        logger.info(
-            "the server started with version %d, so there is no base to compare versions with; "
-            "start it with the drafter that the learner started from to get one",
-            start.number,
-        )
-    if share:
-        weights.hold_base(tensors)
-    return ControlWindows(weights, start, share)
-
-
-def _refuse_what_cannot_be_swapped(differences: list[str]) -> None:
-    """Only weights that are served as they lie in the checkpoint can be replaced by others.
-
-    Raises:
-        AdaSpecError: if some are not, or attention is data-parallel.
-    """
-    if differences:
-        raise AdaSpecError(
-            "the drafter's weights were converted when they were loaded "
-            f"({', '.join(differences)}), so versions cannot be swapped in; serve the drafter "
-            "unquantised, or leave channel.store out of the configuration."
-        )
-    if get_parallel().attn_dp_enabled:
-        raise AdaSpecError(
-            "versions cannot be swapped in under data-parallel attention, where idle ranks skip "
-            "steps; leave out --enable-dp-attention, or channel.store in the configuration."
-        )

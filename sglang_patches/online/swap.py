@@ -7,19 +7,20 @@ target has not changed.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from adaspec.drafters.checkpoint import read_tensors
 from adaspec.feedback import Endpoint
 from adaspec.versions import Arrival, Manifest, Refusal, StagedVersion, VersionFollower
 from sglang_patches.online.agreement import Agreement
 from sglang_patches.online.clock import StreamClock
 from sglang_patches.online.control import ControlWindows
 from sglang_patches.online.served import Served, Standing, Swap
-from sglang_patches.online.weights import DraftWeights, sampled_checksum
+from sglang_patches.online.weights import DraftWeights, sampled_checksums
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class VersionSwapper:
         weights: of the served draft model.
         target: watched for changes, of which there must be none.
         start: the version the server started with.
+        drafter: directory that it was loaded from.
         lineage, store, endpoint: see `VersionFollower`.
         agreement: among tensor-parallel ranks.
         control: windows that draft with the base.
@@ -44,6 +46,7 @@ class VersionSwapper:
         weights: DraftWeights,
         target: nn.Module,
         start: Served,
+        drafter: Path,
         lineage: str,
         store: Path,
         endpoint: Endpoint,
@@ -53,11 +56,12 @@ class VersionSwapper:
     ) -> None:
         self._weights = weights
         self._target = target
-        self._target_checksum = sampled_checksum(target)
+        self._target_checksums = sampled_checksums(target)
+        self._drafter = drafter
         self._agreement = agreement
         self._control = control
         self._on_pause = on_pause
-        self._live = self._trusted = start
+        self._start = self._live = self._trusted = start
         self._staged: Manifest | None = None
         # Held by whoever touches the staged weights.
         self._staging = threading.Lock()
@@ -135,6 +139,26 @@ class VersionSwapper:
                 self._arrival = None
                 return self._install(arrival)
         return None
+
+    def differences(self) -> list[str] | None:
+        """Names of served weights that are not those of the live version's files.
+
+        Waits for the device and for control windows; from any thread but the scheduler's.
+
+        Returns:
+            None if another version has become live meanwhile.
+
+        Raises:
+            AdaSpecError: if the files cannot be read.
+        """
+        number, swap = self.version, self._swaps
+        wrong = self._differences(self._read(number), swap)
+        return wrong if number == self.version else None
+
+    def _read(self, number: int) -> Mapping[str, Tensor]:
+        if number == self._start.number:
+            return read_tensors(self._drafter)
+        return self._follower.stage(number).tensors
 
     def close(self) -> None:
         """Stop following."""
@@ -221,8 +245,8 @@ class VersionSwapper:
     def _audit(self, version: StagedVersion, swap: int, clock: "StreamClock") -> None:
         seconds = clock.seconds()
         self._on_pause(seconds)
-        wrong = self._differences(version, swap)
-        target_changed = sampled_checksum(self._target) != self._target_checksum
+        wrong = self._differences(version.tensors, swap)
+        target_changed = sampled_checksums(self._target) != self._target_checksums
         if wrong is None and not target_changed:
             return
         wrong = (wrong or []) + ["the target"] * target_changed
@@ -242,10 +266,10 @@ class VersionSwapper:
                 1e3 * seconds,
             )
 
-    def _differences(self, version: StagedVersion, swap: int) -> list[str] | None:
-        """Served weights that are not the version's; None if another swap was faster."""
+    def _differences(self, tensors: Mapping[str, Tensor], swap: int) -> list[str] | None:
+        """Served weights that are not these; None if another swap was faster."""
         wrong = []
-        for name, is_right in self._weights.checks(version.tensors).items():
+        for name, is_right in self._weights.checks(tensors).items():
             # One by one: a large drafter as a whole takes longer than the steps between windows.
             found = self._check_between_windows(is_right, swap)
             if found is None:

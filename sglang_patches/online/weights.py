@@ -212,14 +212,14 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 @torch.no_grad()
-def sampled_checksum(model: nn.Module) -> int:
-    """A checksum over evenly spaced rows of every parameter; waits for the device."""
-    total = 0
-    for i, parameter in enumerate(model.parameters()):
-        if parameter.numel() == 0:  # some quantised layers keep such placeholders
-            continue
-        rows = parameter.detach().reshape(parameter.shape[0] if parameter.dim() else 1, -1)
-        step = max(1, rows.shape[0] // _SAMPLED_ROWS)
-        sample = rows[::step].contiguous().view(torch.uint8).to(torch.int64)
-        total += (i + 1) * int(sample.sum())
-    return total
+def sampled_checksums(model: nn.Module) -> dict[str, int]:
+    """Of every parameter, a checksum over evenly spaced rows; waits for the device."""
+    return {name: _sampled_checksum(p.detach()) for name, p in model.named_parameters()}
+
+
+def _sampled_checksum(parameter: Tensor) -> int:
+    if parameter.numel() == 0:  # some quantised layers keep such placeholders
+        return 0
+    rows = parameter.reshape(parameter.shape[0] if parameter.dim() else 1, -1)
+    step = max(1, rows.shape[0] // _SAMPLED_ROWS)
+    return int(rows[::step].contiguous().view(torch.uint8).to(torch.int64).sum())

@@ -30,7 +30,7 @@ from adaspec.config import VerifyConfig, config_from_environment
 from adaspec.errors import AdaSpecError
 from adaspec.verify import GoodputPolicy, VerifyPolicy, VerifyShapes, make_policy
 from sglang_patches.checks import model_directory
-from sglang_patches.online.loop import start_online
+from sglang_patches.online.start import start_online
 from sglang_patches.worker.accept import Verdict, greedy_verdict, make_verdict, sampling_rules
 from sglang_patches.worker.context import DraftContext
 from sglang_patches.worker.draft import BlockWindow, open_window, propose

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from adaspec.feedback import Endpoint, SenderStats
+from sglang_patches.online.metrics.collapse import CollapseMetrics
 from sglang_patches.online.metrics.feedback import FeedbackMetrics
 from sglang_patches.online.metrics.learner import LearnerMetrics
 from sglang_patches.online.metrics.steps import StepMetrics
@@ -22,6 +23,7 @@ class WorkerMetrics:
         steps: told of steps.
         versions: told of swaps.
         verify: told of the policy of the verify length.
+        collapse: told when acceptance collapses, and when it is back.
 
     Args:
         block_size: tokens of a draft block, the anchor included.
@@ -42,6 +44,7 @@ class WorkerMetrics:
         self.steps = StepMetrics(block_size, registry)
         self.versions = VersionMetrics(version, registry)
         self.verify = VerifyMetrics(registry)
+        self.collapse = CollapseMetrics(registry)
         self._feedback = None if feedback is None else FeedbackMetrics(feedback, registry)
         self._learner = (
             None if status_endpoint is None else LearnerMetrics(status_endpoint, registry)

@@ -1,5 +1,6 @@
 """When versions go live, and what happens to those that must not."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
+from adaspec.errors import AdaSpecError
 from adaspec.feedback import open_channel
 from adaspec.versions import VersionWriter
 from sglang_patches.online.agreement import Agreement
@@ -39,6 +41,7 @@ def swapper(
     weights: DraftWeights,
     target: nn.Module,
     store: VersionWriter,
+    drafter: Path,
     pauses: list[float],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VersionSwapper]:
@@ -48,6 +51,7 @@ def swapper(
         weights,
         target,
         start,
+        drafter,
         store.lineage,
         store.directory,
         channel.versions,
@@ -176,6 +180,7 @@ def test_a_store_that_does_not_exist_yet_is_waited_for(
         weights,
         target,
         start,
+        drafter,
         lineage_of(drafter),
         tmp_path / "later",
         channel.versions,
@@ -189,3 +194,50 @@ def test_a_store_that_does_not_exist_yet_is_waited_for(
     assert next_swap(swapper).version == number
     swapper.close()
     writer.close()
+
+
+def test_served_weights_are_compared_with_the_live_versions_files(
+    swapper: VersionSwapper,
+    model: nn.Module,
+    store: VersionWriter,
+    tensors: dict[str, Tensor],
+) -> None:
+    assert swapper.differences() == []
+    publish(store, changed(tensors, seed=1))
+    next_swap(swapper)
+    assert swapper.differences() == []
+    model.norm.weight.data.mul_(2)  # as an update from outside does
+    assert swapper.differences() == ["norm.weight"]
+    swapper.request_roll_back("the test asks for it")
+    assert next_swap(swapper).version == 0
+    assert swapper.differences() == []
+    model.load_weights(changed(tensors, seed=2).items())
+    assert len(swapper.differences() or ()) > 3
+
+
+def test_weights_that_are_swapped_meanwhile_are_not_compared(
+    swapper: VersionSwapper,
+    weights: DraftWeights,
+    store: VersionWriter,
+    tensors: dict[str, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish(store, changed(tensors, seed=1))
+    checks = weights.checks
+
+    def swap_first(expected: dict[str, Tensor]) -> dict[str, Callable[[], bool]]:
+        next_swap(swapper)
+        return checks(expected)
+
+    monkeypatch.setattr(weights, "checks", swap_first)
+    assert swapper.differences() is None
+
+
+def test_a_live_version_whose_files_are_gone_cannot_be_compared(
+    swapper: VersionSwapper, store: VersionWriter, tensors: dict[str, Tensor]
+) -> None:
+    number = publish(store, changed(tensors, seed=1))
+    next_swap(swapper)
+    shutil.rmtree(next(store.directory.glob(f"*/*{number}")))
+    with pytest.raises(AdaSpecError):
+        swapper.differences()

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,12 +42,14 @@ def swapper(
     weights: DraftWeights,
     control: ControlWindows,
     store: VersionWriter,
+    drafter: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VersionSwapper]:
     running = VersionSwapper(
         weights,
         nn.Linear(4, 4),
         control.base,
+        drafter,
         store.lineage,
         store.directory,
         open_channel(tmp_path_factory.mktemp("c") / "channel").versions,

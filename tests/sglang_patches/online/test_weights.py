@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from adaspec.drafters.heads import LengthHead
-from sglang_patches.online.weights import DraftWeights, same_bits, sampled_checksum
+from sglang_patches.online.weights import DraftWeights, same_bits, sampled_checksums
 from tests.sglang_patches.online.conftest import changed
 
 
@@ -152,22 +152,22 @@ def test_a_stale_fused_projection_is_named(
 
 
 def test_the_checksum_notices_a_change_of_any_parameter(model: nn.Module) -> None:
-    before = sampled_checksum(model)
-    assert sampled_checksum(model) == before
+    before = sampled_checksums(model)
+    assert sampled_checksums(model) == before
     for parameter in model.parameters():
         with torch.no_grad():
             parameter.mul_(1.5)
-        assert sampled_checksum(model) != before
+        assert sampled_checksums(model) != before
         with torch.no_grad():
             parameter.div_(1.5)
 
 
 def test_the_checksum_passes_over_empty_parameters(model: nn.Module) -> None:
     model.g_idx = nn.Parameter(torch.empty(0), requires_grad=False)  # as GPTQ layers have
-    before = sampled_checksum(model)
+    before = sampled_checksums(model)
     with torch.no_grad():
         model.norm.weight.mul_(1.5)
-    assert sampled_checksum(model) != before
+    assert sampled_checksums(model) != before
 
 
 def test_the_memory_of_further_sets_is_known(model: nn.Module, weights: DraftWeights) -> None:
