@@ -4,10 +4,12 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from adaspec.control import ControlDesk
 from adaspec.errors import AdaSpecError
@@ -20,6 +22,7 @@ from adaspec.versions import (
     LearnerStatus,
     Provenance,
     StatusPublisher,
+    context_digest,
     open_writer,
 )
 from adaspec.versions.manifest import describe
@@ -92,7 +95,6 @@ class Learner:
         )
         self._pace = Pace(config.pace, time.monotonic)
         self._rng = np.random.default_rng(config.process.seed)
-        self._parent = self._publisher.pointer.number
         self._totals = _Totals()
         self._steps_since_gate = self._skipped_in_a_row = 0
         self._controls = Controls(
@@ -211,7 +213,7 @@ class Learner:
         )
         note = "nothing changed"
         if verdict.action == "publish":
-            if self._publisher.publish(candidate, self._provenance(verdict)):
+            if self._publisher.publish(candidate, self._provenance(candidate, verdict)):
                 self._totals.published += 1
                 self._parent = self._publisher.pointer.number
                 note = f"version {self._parent} is live"
@@ -274,10 +276,12 @@ class Learner:
             )
         )
 
-    def _provenance(self, verdict: GateVerdict) -> Provenance:
+    def _provenance(self, weights: Mapping[str, Tensor], verdict: GateVerdict) -> Provenance:
+        # Training may have started from a version of others, with context weights of its own.
+        shared = context_digest(weights) == self._writer.base.context_sha256
         return Provenance(
             parent=self._parent,
-            mode=self._config.mode,
+            mode=self._config.mode if shared else "full",
             objective=describe(self._config.objective),
             optimiser=describe(self._config.optimiser),
             steps=self._trainer.steps,
@@ -287,8 +291,8 @@ class Learner:
 
     def _resume(self, saved: SavedState | None) -> None:
         """Go on from a saved state, or from the live version if there is none."""
+        self._restart()  # a state holds only what is trained
         if saved is None:
-            self._restart()
             return
         state = saved.state
         self._trainer.steps = state.steps
@@ -304,16 +308,14 @@ class Learner:
         restore_rng(self._rng, state.rng)
         if state.sequence != self._publisher.pointer.sequence:
             # Killed between publication and saving: the live version is newer than the state.
-            self._restart()
             return
-        self._parent = state.parent
         self._steps_since_gate = state.steps_since_gate
         try:
             self._trainer.load_state_tensors(saved.tensors, state.optimiser_steps)
         except AdaSpecError as error:
             logger.warning("training starts from the live version: %s", error)
-            self._restart()
             return
+        self._parent = state.parent
         logger.info("resumed after %d steps", state.steps)
 
     def _save(self) -> None:

@@ -134,7 +134,8 @@ def open_writer(directory: Path, base: Path, signing: str | None = None) -> Vers
         if not versions.exists():
             versions.mkdir()
             versions.chmod(versions.stat().st_mode & ~0o022)
-        lock = FileLock(directory / ".writer.lock", timeout=0)
+        # Opened by the thread that sets the learner up, closed by the one that learns.
+        lock = FileLock(directory / ".writer.lock", timeout=0, thread_local=False)
         lock.acquire()
     except Timeout:  # an OSError too
         raise AdaSpecError(

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from adaspec.versions import (
     VersionStore,
     is_context_weight,
     lineage_of,
+    open_writer,
 )
 from adaspec.versions import writer as writer_module
 from online.config import (
@@ -41,6 +43,7 @@ from online.publisher import Decision
 from online.shadow import walk
 from online.target import TargetMatrices
 from tests.online.world import DRAFTER, Request, TinyTarget, captures, random_prompt
+from tests.versions.test_store import PROVENANCE
 
 CONFIG = LearnConfig(
     status_seconds=0.05,
@@ -121,6 +124,12 @@ def server(tmp_path: Path, target: TinyTarget) -> Iterator[Server]:
 
 @pytest.fixture
 def learner(server: Server, target_directory: Path) -> Iterator[Learner]:
+    with learning(server, target_directory) as learner:
+        yield learner
+
+
+@contextmanager
+def learning(server: Server, target_directory: Path) -> Iterator[Learner]:
     """A learner that runs in a thread."""
     learner = Learner(
         server.drafter_directory, target_directory, server.store, server.channel, CONFIG
@@ -231,6 +240,25 @@ def test_a_damaged_state_does_not_keep_a_learner_from_starting(
     assert second._trainer.steps == 7
     assert all(bool(p.isfinite().all()) for p in second._trainer.drafter.parameters())
     second.close()
+
+
+def test_learning_goes_on_from_a_version_with_context_weights_of_its_own(
+    server: Server, target_directory: Path
+) -> None:
+    writer = open_writer(server.store, server.drafter_directory)
+    weights = {name: 1.01 * tensor for name, tensor in writer.stage(0).tensors.items()}
+    provenance = msgspec.structs.replace(PROVENANCE, mode="full")
+    writer.point(writer.add(weights, provenance).number, "an operator's")
+    writer.close()
+
+    for published in (1, 2):  # the second time from a saved state
+        with learning(server, target_directory):
+            server.wait_for(lambda s, n=published: s.published >= n)
+        store = VersionStore(server.store)
+        live = store.stage(store.current().number)
+        assert live.manifest.provenance.mode == "full"
+        kept = {n for n in weights if torch.equal(live.tensors[n], weights[n])}
+        assert {n for n in weights if is_context_weight(n)} <= kept < weights.keys()
 
 
 def test_a_server_that_rolls_back_is_followed(server: Server, learner: Learner) -> None:
