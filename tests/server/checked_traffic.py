@@ -1,9 +1,11 @@
 """Requests in flight all the time, every answer compared with what the target itself says."""
 
 import itertools
+import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -21,6 +23,9 @@ class CheckedTraffic:
 
     Attributes:
         served: requests answered, rightly or not.
+        lost: requests without an answer.
+        changed: answers that are not the target's.
+        again: requests that were sent again, see `repeated`.
         failures: what was wrong, in words.
 
     Args:
@@ -38,11 +43,20 @@ class CheckedTraffic:
         self._expected = list(zip(prompts, expected, strict=True))
         self._numbers = itertools.count()
         self._stop = threading.Event()
-        self.served = 0
+        self._go = threading.Event()
+        self._go.set()
+        self._repeat = threading.Event()
+        self._counting = threading.Lock()
+        self.served = self.lost = self.changed = self.again = self._in_flight = 0
         self.failures: list[str] = []
         self._threads = [threading.Thread(target=self._run) for _ in range(in_flight)]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for their answer."""
+        return self._in_flight
 
     def wait(self, requests: int, seconds: float = 120.0) -> None:
         """Return once so many more requests were answered, all of them rightly."""
@@ -52,23 +66,76 @@ class CheckedTraffic:
             time.sleep(0.02)
         assert self.failures == []
 
+    def draw(self, draw: random.Random) -> tuple[list[int], list[int]]:
+        """A prompt and its answer."""
+        return draw.choice(self._expected)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No requests for the length of a ``with`` block."""
+        self._go.clear()
+        try:
+            deadline = time.monotonic() + 120
+            while self._in_flight:
+                assert time.monotonic() < deadline, f"{self._in_flight} requests are not answered"
+                time.sleep(0.02)
+            yield
+        finally:
+            self._go.set()
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """For the length of a ``with`` block, clients whose connection breaks ask again until they
+        are answered, as those of a server that starts anew must.
+        """
+        self._repeat.set()
+        try:
+            yield
+        finally:
+            self._repeat.clear()
+
     def close(self) -> None:
         """Stop after the requests in flight."""
         self._stop.set()
+        self._go.set()
         for thread in self._threads:
             thread.join()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while self._go.wait() and not self._stop.is_set():
             prompt, expected = self._expected[next(self._numbers) % len(self._expected)]
+            with self._counting:
+                self._in_flight += 1
+            problem, lost = None, False
             try:
-                answer = generate(self._server, prompt, length=len(expected))["output_ids"]
+                answer = self._ask(prompt, len(expected))
                 if answer != expected:
-                    self.failures.append(f"{prompt} gave {answer} instead of {expected}")
+                    problem = f"{prompt} gave {answer} instead of {expected}"
             except httpx.HTTPError as error:
-                self.failures.append(f"{prompt}: {error!r}")
-            self.served += 1
+                problem, lost = f"{prompt}: {error!r}", True
+            with self._counting:
+                self._in_flight -= 1
+                self.served += 1
+                if problem is not None:
+                    self.failures.append(problem)
+                    self.lost += lost
+                    self.changed += not lost
             time.sleep(_PAUSE_S)
+
+    def _ask(self, prompt: list[int], length: int) -> list[int]:
+        again = False
+        while True:
+            try:
+                answer: list[int] = generate(self._server, prompt, length=length)["output_ids"]
+            except httpx.TransportError:
+                if not self._repeat.is_set() or self._stop.is_set():
+                    raise
+                with self._counting:
+                    self.again += not again
+                again = True
+                time.sleep(0.2)
+            else:
+                return answer
 
 
 @torch.inference_mode()

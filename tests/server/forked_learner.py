@@ -6,17 +6,18 @@ What runs is `adaspec learn`'s own command, in a process of its own.
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 import psutil
-import torch
 
 from adaspec.feedback import Channel
 from adaspec.versions import LearnerStatus, StatusListener
+
+Harm = Callable[[], None]
 
 _MODULE = "online.command"
 _SLICE_S = 0.0002
@@ -27,18 +28,16 @@ class ForkedLearner:
 
     Args:
         log: file that its output is added to.
-        nan_steps: (first, last) step whose gradients are made NaN, as by a broken device.
         options: of ``adaspec learn``.
+        harm: called in its process before it starts; see `tests.server.harms`.
     """
 
-    def __init__(
-        self, log: Path, options: dict[str, Path], nan_steps: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, log: Path, options: dict[str, Path], harm: Harm | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([_MODULE])
         self.log_path = log
         self.process: ForkServerProcess = context.Process(
-            target=_run, args=(log, options, nan_steps), daemon=True
+            target=_run, args=(log, options, harm), daemon=True
         )
         self.process.start()
 
@@ -130,30 +129,15 @@ class Statuses:
         self._listener.close()
 
 
-def _run(log: Path, options: dict[str, Path], nan_steps: tuple[int, int] | None) -> None:
+def _run(log: Path, options: dict[str, Path], harm: Harm | None) -> None:
     """The learner process."""
-    from online.command import learn
+    from online.__main__ import main
 
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    if nan_steps is not None:
-        _break_gradients(*nan_steps)
-    learn(**options)
-
-
-def _break_gradients(first: int, last: int) -> None:
-    from online.trainer import StepReport, Trainer
-
-    step = Trainer.step
-
-    def broken(trainer: Trainer, batch: Any) -> StepReport:
-        if not first <= trainer.steps + trainer.skipped_steps <= last:
-            return step(trainer, batch)
-        hook = trainer.drafter.norm.weight.register_hook(lambda g: g * torch.nan)
-        try:
-            return step(trainer, batch)
-        finally:
-            hook.remove()
-
-    Trainer.step = broken  # type: ignore[method-assign]
+    if harm is not None:
+        harm()
+    words = [word for name, path in options.items() for word in (f"--{name}", str(path))]
+    sys.argv = ["adaspec learn", *words]
+    main()

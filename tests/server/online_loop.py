@@ -135,9 +135,9 @@ class Learner:
             process.wait()
 
 
-def add_version(writer: VersionWriter, drafter: Path) -> int:
+def add_version(writer: VersionWriter, drafter: Path, seed: int = 5) -> int:
     """Store a version with all weights changed a little, those of the context too."""
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
     tensors = {
         name: (t + 0.02 * torch.randn(t.shape, generator=generator)).to(t.dtype)
         for name, t in read_tensors(drafter).items()

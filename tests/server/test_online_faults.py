@@ -10,6 +10,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,29 +18,20 @@ import psutil
 import pytest
 import torch
 
-from adaspec.feedback import (
-    BlockRecord,
-    ContextRecord,
-    FeedbackSender,
-    TopKTeacher,
-    open_channel,
-)
-from adaspec.load.launch import ServerSpec, free_port, start_server
-from adaspec.versions import Announcer, VersionStore, open_writer
+from adaspec.feedback import BlockRecord, ContextRecord, FeedbackSender, TopKTeacher
+from adaspec.versions import VersionStore
 from online.state import load_state
 from tests.server import tiny_models as tiny
-from tests.server.checked_traffic import CheckedTraffic, greedy_continuations
 from tests.server.damages import DAMAGES, flip_a_bit
-from tests.server.fault_world import LENGTH, QUEUE_BYTES, World
-from tests.server.forked_learner import Statuses
-from tests.server.launch import Server
-from tests.server.online_loop import (
-    add_version,
-    metric,
-    refusals,
-    wait_for,
-    write_server_config,
+from tests.server.fault_world import (
+    QUEUE_BYTES,
+    World,
+    publishing,
+    running_world,
+    wait_for_refusal,
 )
+from tests.server.harms import break_gradients
+from tests.server.online_loop import add_version, metric, refusals, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(600)]
 
@@ -49,40 +41,14 @@ def running(
     tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
     directory = tmp_path_factory.mktemp("faults")
-    config = write_server_config(directory, refresh_share=0.5, more="[watch]\nwindow_tokens = 0\n")
-    config.write_text(
-        config.read_text().replace("[tap]\n", f"[tap]\nqueue_bytes = {QUEUE_BYTES}\n")
-    )
-    spec = ServerSpec(
-        target=str(tiny_target),
-        port=free_port(),
-        drafter=str(tiny_drafter),
-        dtype="float32",
-        config=config,
-        extra=("--enable-metrics",),
-    )
-    draw = random.Random(0)
-    prompts = [[draw.randrange(3, tiny.VOCAB_SIZE) for _ in range(6)] for _ in range(48)]
-    expected = greedy_continuations(tiny_target, prompts, LENGTH)
-    channel = open_channel(directory / "channel")
-    with start_server(spec, log=directory / "server.log") as process:
-        process.wait_until_healthy(300)
-        server = Server(process.url, directory / "server.log")
-        traffic = CheckedTraffic(server, prompts, expected)
-        statuses = Statuses(channel)
-        yield World(directory, tiny_drafter, tiny_target, channel, server, traffic, statuses)
-        traffic.close()
-        statuses.close()
-        assert traffic.failures == []
-        assert "Traceback" not in server.log()
-        assert "not the published ones" not in server.log()
+    with running_world(tiny_target, tiny_drafter, directory) as world:
+        yield world
 
 
 @pytest.fixture
 def world(running: World) -> Iterator[World]:
     yield running
-    for learner in running.learners:
-        learner.close()
+    running.end_learners()
 
 
 def test_a_learner_may_be_killed_at_any_moment(world: World) -> None:
@@ -111,27 +77,30 @@ def test_a_learner_may_be_killed_at_any_moment(world: World) -> None:
     wait_for(lambda: world.saved_steps() > 0)
     first.end(signal.SIGKILL)
     draw = random.Random(1)
-    for moment in [*moments, *[None] * 6]:
-        before, steps, newest_before = world.live(), world.saved_steps(), newest()
-        learner = world.start_learner()
-        resumed = world.statuses.wait(learner)
-        assert resumed.steps >= steps
-        assert resumed.sequence >= before.sequence
-        if moment is None:
-            # From start-up over training and judging to the first publications.
-            world.traffic.wait(draw.randrange(1, 20))
-            learner.end(signal.SIGKILL)
-        else:
-            learner.kill_when(*moment)
-            assert moment[1]()
-        assert world.live().sequence >= before.sequence
-        assert world.saved_steps() >= steps
-        world.traffic.wait(10)
-    newest_before = newest()
-    last = world.start_learner()
-    published = world.statuses.wait(last, lambda status: status.live_version > newest_before)
-    assert published.steps >= world.saved_steps() > 0
-    wait_for(lambda: world.served() > newest_before)
+    with world.fault("learner killed") as fault:
+        for moment in [*moments, *[None] * 6]:
+            before, steps, newest_before = world.live(), world.saved_steps(), newest()
+            learner = world.start_learner()
+            resumed = world.statuses.wait(learner)
+            assert resumed.steps >= steps
+            assert resumed.sequence >= before.sequence
+            if moment is None:
+                # From start-up over training and judging to the first publications.
+                world.traffic.wait(draw.randrange(1, 20))
+                learner.end(signal.SIGKILL)
+            else:
+                learner.kill_when(*moment)
+                assert moment[1]()
+            fault.strikes()
+            assert world.live().sequence >= before.sequence
+            assert world.saved_steps() >= steps
+            fault.answers()
+        newest_before = newest()
+        last = world.start_learner()
+        published = world.statuses.wait(last, lambda status: status.live_version > newest_before)
+        assert published.steps >= world.saved_steps() > 0
+        wait_for(lambda: world.served() > newest_before)
+        fault.version_served()
     assert last.end(signal.SIGTERM) == 0
     assert not any(left_over() for left_over in (writing, moving, saving))
 
@@ -154,12 +123,15 @@ def test_a_learner_that_hangs_costs_the_server_nothing_but_feedback(world: World
     world.statuses.wait(learner, lambda status: status.feedback.get("completed", 0) > 0)
     serve_long_prompts(10)
     lost, memory = dropped(), server_memory(world)
-    learner.stop()
-    served = world.traffic.served
-    serve_long_prompts(80)
-    assert world.traffic.served > served
-    assert server_memory(world) - memory < 5 * QUEUE_BYTES < 80 * 1500 * 512
-    wait_for(lambda: dropped() > lost)
+    with world.fault("learner hung") as fault:
+        learner.stop()
+        fault.strikes()
+        fault.answers()
+        served = world.traffic.served
+        serve_long_prompts(80)
+        assert world.traffic.served > served
+        assert server_memory(world) - memory < 5 * QUEUE_BYTES < 80 * 1500 * 512
+        wait_for(lambda: dropped() > lost)
     hung = world.statuses.wait
     learner.resume()
     awake = hung(learner)
@@ -178,9 +150,7 @@ DROPPED = "adaspec_feedback_records_total"
 
 def server_memory(world: World) -> int:
     """Resident bytes of all processes of the server."""
-    root = next(
-        p for p in psutil.Process().children() if any("launch_server" in w for w in p.cmdline())
-    )
+    root = psutil.Process(world.process.process.pid)
     return sum(p.memory_info().rss for p in [root, *root.children(recursive=True)])
 
 
@@ -188,9 +158,12 @@ def test_a_full_disk_stops_publication_and_nothing_else(world: World) -> None:
     learner = world.start_learner()
     world.statuses.wait(learner, lambda status: status.steps > 0)
     _, hard = resource.prlimit(learner.pid, resource.RLIMIT_FSIZE)
-    # No file may grow beyond this: the kernel refuses the weights of a version, and of a state.
-    resource.prlimit(learner.pid, resource.RLIMIT_FSIZE, (100_000, hard))
     full = world.statuses.wait(learner)
+    with world.fault("disk full for the learner") as fault:
+        # No file may grow beyond this: the kernel refuses the weights of a version and of a state.
+        resource.prlimit(learner.pid, resource.RLIMIT_FSIZE, (100_000, hard))
+        fault.strikes()
+        fault.answers()
     live = world.live()
     numbers = VersionStore(world.store).numbers()
     wait_for(lambda: bool(re.search(r"version \d+ could not be written", learner.log())), 120)
@@ -210,8 +183,11 @@ def test_a_full_disk_stops_publication_and_nothing_else(world: World) -> None:
 
 def test_a_learner_survives_bad_gradients(world: World) -> None:
     begin = world.saved_steps() + 5
-    learner = world.start_learner(nan_steps=(begin, begin + 40))
+    learner = world.start_learner(partial(break_gradients, begin, begin + 40))
     broken = world.statuses.wait(learner, lambda status: status.skipped_steps >= 20)
+    with world.fault("NaN gradients") as fault:
+        fault.strikes()
+        fault.answers()
     after = world.statuses.wait(learner, lambda status: status.steps > broken.steps + 10)
     assert after.skipped_steps >= 40
     assert after.loss is not None
@@ -230,15 +206,18 @@ def test_poisoned_feedback_is_refused(world: World) -> None:
     before = status.feedback.get("misfits", 0)
     sender = FeedbackSender(world.channel.feedback)
     bad = [float("nan"), float("inf"), -float("inf"), 1e30, -3e38]
-    for i, value in enumerate(bad):
-        context, block = honest_records(world, f"taps-{i}")
-        taps = context.taps.index_fill(0, torch.tensor([1]), value)
-        sender.offer(replace(context, taps=taps))
-        context, block = honest_records(world, f"teacher-{i}")
-        assert isinstance(block.teacher, TopKTeacher)
-        logits = torch.full_like(block.teacher.logits, value)
-        sender.offer(context)
-        sender.offer(replace(block, teacher=replace(block.teacher, logits=logits)))
+    with world.fault("poisoned feedback") as fault:
+        for i, value in enumerate(bad):
+            context, block = honest_records(world, f"taps-{i}")
+            taps = context.taps.index_fill(0, torch.tensor([1]), value)
+            sender.offer(replace(context, taps=taps))
+            context, block = honest_records(world, f"teacher-{i}")
+            assert isinstance(block.teacher, TopKTeacher)
+            logits = torch.full_like(block.teacher.logits, value)
+            sender.offer(context)
+            sender.offer(replace(block, teacher=replace(block.teacher, logits=logits)))
+            fault.strikes()
+            fault.answers()
     refused = world.statuses.wait(
         learner, lambda status: status.feedback.get("misfits", 0) >= before + 2 * len(bad)
     )
@@ -276,51 +255,30 @@ def honest_records(world: World, request: str) -> tuple[ContextRecord, BlockReco
 
 
 def test_a_damaged_version_is_refused_and_the_next_good_one_served(world: World) -> None:
-    writer = open_writer(world.store, world.drafter)
-    announcer = Announcer(world.channel.versions)
-    current = world.store / "CURRENT"
+    with publishing(world) as publisher, world.fault("damaged version or pointer") as fault:
+        writer = publisher.writer
+        live = publisher.publish_and_wait()
 
-    def publish() -> int:
-        """Make a good version live, and wait until it is served."""
-        number = add_version(writer, world.drafter)
-        announcer.announce(writer.point(number, "good"))
-        wait_for(lambda: world.served() == number)
-        return number
+        def assert_refused(reason: str, write: Callable[[], object]) -> None:
+            before = len(refusals(world.server))
+            fault.strikes()
+            write()
+            wait_for_refusal(world, before, reason)
+            fault.answers()
+            assert world.served() == live
 
-    def point(number: int, **changes: object) -> None:
-        """Make any version live, as nobody but a careless user would."""
-        pointer = msgspec.structs.replace(
-            writer.current(), sequence=writer.current().sequence + 1, number=number, **changes
-        )
-        current.write_bytes(msgspec.json.encode(pointer))
-        announcer.announce(pointer)
-
-    def assert_refused(reason: str) -> None:
-        wait_for(lambda: len(refusals(world.server)) > len(refused))
-        refused.append(reason)
-        assert reason in refusals(world.server)[-1]
-        assert world.served() == live
-        world.traffic.wait(5)
-
-    refused = refusals(world.server)
-    live = publish()
-    for damage, reason in DAMAGES.values():
-        number = add_version(writer, world.drafter)
-        damage(writer.path(number))
-        point(number)
-        assert_refused(reason)
-    live = publish()
-    whole = writer.current()
-    foreign = msgspec.structs.replace(whole, lineage="f" * 16, sequence=whole.sequence + 1)
-    torn = msgspec.json.encode(whole)[:40]
-    for content, reason in ((torn, "is damaged"), (msgspec.json.encode(foreign), "f" * 16)):
-        current.write_bytes(content)
-        announcer.announce(whole)  # only says that there is something to read
-        assert_refused(reason)
-    current.write_bytes(msgspec.json.encode(whole))
-    live = publish()
-    writer.close()
-    announcer.close()
+        for damage, reason in DAMAGES.values():
+            number = add_version(writer, world.drafter)
+            damage(writer.path(number))
+            assert_refused(reason, partial(publisher.point, number))
+        live = publisher.publish_and_wait()
+        whole = writer.current()
+        foreign = msgspec.structs.replace(whole, lineage="f" * 16, sequence=whole.sequence + 1)
+        torn = msgspec.json.encode(whole)[:40]
+        for content, reason in ((torn, "is damaged"), (msgspec.json.encode(foreign), "f" * 16)):
+            assert_refused(reason, partial(publisher.write_pointer, content))
+        publisher.write_pointer(msgspec.json.encode(whole))
+        live = publisher.publish_and_wait()
 
     # Now the live version itself: the server has it in memory, a learner that starts has not.
     flip_a_bit(writer.path(live))
