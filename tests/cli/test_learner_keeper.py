@@ -15,6 +15,7 @@ import pytest
 
 from adaspec.cli import learner_keeper
 from adaspec.cli.learner_keeper import LearnerKeeper, Patience
+from adaspec.feedback import Endpoint
 from adaspec.versions import LearnerStatus, StatusPublisher
 
 DYING = "import sys; print('on its way'); sys.exit('luck ran out')"
@@ -35,7 +36,7 @@ class Kept:
     """A keeper of a script, what it said and what the script wrote."""
 
     def __init__(self, directory: Path) -> None:
-        self.status = f"ipc://{directory}/status.sock"
+        self.status = Endpoint(f"ipc://{directory}/status.sock")
         self.log = directory / "learner.log"
         self.said: list[str] = []
 
@@ -174,9 +175,10 @@ def test_a_learner_is_asked_to_stop_when_its_keeper_dies(kept: Kept) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         "from adaspec.cli.learner_keeper import LearnerKeeper, Patience\n"
+        "from adaspec.feedback import Endpoint\n"
         f"command = (sys.executable, '-c', {OBEYING!r})\n"
         f"log = Path({str(kept.log)!r})\n"
-        f"with LearnerKeeper(command, {kept.status!r}, log, print, Patience()):\n"
+        f"with LearnerKeeper(command, Endpoint({str(kept.status)!r}), log, print, Patience()):\n"
         "    time.sleep(600)"
     )
     process = psutil.Popen([sys.executable, "-c", code])

@@ -150,7 +150,7 @@ def test_the_given_configuration_is_completed(
     assert plan.learner is not None
     command = plan.learner.command
     assert command[command.index("--channel") + 1] == "elsewhere"
-    assert plan.learner.status == f"ipc://{tmp_path}/elsewhere/status.sock"
+    assert str(plan.learner.status) == f"ipc://{tmp_path}/elsewhere/status.sock"
 
 
 def test_a_hub_name_is_refused(pair: tuple[str, str]) -> None:

@@ -254,8 +254,7 @@ def test_learning_goes_on_from_a_version_with_context_weights_of_its_own(
     for published in (1, 2):  # the second time from a saved state
         with learning(server, target_directory):
             server.wait_for(lambda s, n=published: s.published >= n)
-        store = VersionStore(server.store)
-        live = store.stage(store.current().number)
+        live = (store := VersionStore(server.store)).stage(store.current().number)
         assert live.manifest.provenance.mode == "full"
         kept = {n for n in weights if torch.equal(live.tensors[n], weights[n])}
         assert {n for n in weights if is_context_weight(n)} <= kept < weights.keys()

@@ -24,7 +24,7 @@ from tests.server.launch import Server
 from tests.server.online_loop import wait_for
 from tests.server.tiny_models import TAPS, write_target
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(400), pytest.mark.thorough]
 
 LENGTH = 24
 TOPICS = ("apples", "bridge", "candle", "desert", "engine", "forest", "garden", "harbor")

@@ -10,7 +10,7 @@ import pytest
 from tests.server.fault_world import process_of, publishing, running_world, wait_for_refusal
 from tests.server.online_loop import refusals, wait_for
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300), pytest.mark.thorough]
 
 
 def test_faults_cost_no_request_and_change_no_output(
