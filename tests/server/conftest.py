@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.fault_world import World, running_world
 from tests.server.launch import Server, serve
 from tests.server.tiny_models import write_drafter, write_target
 
@@ -41,3 +42,19 @@ def plain_server(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     arguments = ("--chunked-prefill-size", str(CHUNK), "--decode-log-interval", "1")
     with serve(target, *arguments, log_path=log_path) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def lasting_world(
+    tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    """One server that may be troubled, for all tests of a file."""
+    with running_world(tiny_target, tiny_drafter, tmp_path_factory.mktemp("world")) as world:
+        yield world
+
+
+@pytest.fixture
+def world(lasting_world: World) -> Iterator[World]:
+    """That server; what troubles it ends with the test."""
+    yield lasting_world
+    lasting_world.calm()

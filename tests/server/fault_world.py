@@ -117,6 +117,11 @@ class World:
         for learner in self.learners:
             learner.close()
 
+    def calm(self) -> None:
+        """End the learners, and put clock and disk right."""
+        self.end_learners()
+        self.troubles.clock_s = self.troubles.disk_s = 0.0
+
     def kill_server(self) -> None:
         """SIGKILL to every process of the server."""
         self.process.process.send_signal(signal.SIGKILL)

@@ -221,7 +221,6 @@ def chat(server: Server, i: int) -> None:
     )
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("wrong", "cause"), [(spoiled.HEAD, "head"), (spoiled.DRAFTER, "drafter quantised")]
 )
@@ -231,7 +230,6 @@ def test_rounded_weights_are_named(pair: Pair, tmp_path: Path, wrong: str, cause
         found.send(lambda: found.causes() == [cause], pair.known)
 
 
-@pytest.mark.thorough
 def test_wrong_taps_are_named(pair: Pair, tmp_path: Path) -> None:
     drafter = tmp_path / "drafter"
     shutil.copytree(pair.drafter, drafter)
@@ -246,7 +244,6 @@ def test_wrong_taps_are_named(pair: Pair, tmp_path: Path) -> None:
         found.send(lambda: found.causes() == ["taps"], pair.known)
 
 
-@pytest.mark.thorough
 def test_another_template_is_named_and_the_drafters_own_is_not(pair: Pair, tmp_path: Path) -> None:
     with serving(pair, tmp_path) as found:
         begin = time.monotonic()
@@ -259,7 +256,6 @@ def test_another_template_is_named_and_the_drafters_own_is_not(pair: Pair, tmp_p
         found.send(lambda: found.causes() == ["template"], ask=chat)
 
 
-@pytest.mark.thorough
 def test_a_drafter_without_an_origin_that_never_works_is_said_to_be_so(
     pair: Pair, tmp_path: Path, tiny_drafter: Path
 ) -> None:

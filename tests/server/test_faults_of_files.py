@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from tests.server.fault_world import (
     World,
     published_and_served,
     publishing,
-    running_world,
     wait_for_refusal,
 )
 from tests.server.harms import obey_permissions
@@ -30,22 +29,6 @@ from tests.server.troubled import trouble
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 WEIGHTS, MANIFEST, CONFIG = "model.safetensors", "manifest.json", "config.json"
-
-
-@pytest.fixture(scope="module")
-def running(
-    tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
-    directory = tmp_path_factory.mktemp("files")
-    with running_world(tiny_target, tiny_drafter, directory) as world:
-        yield world
-
-
-@pytest.fixture
-def world(running: World) -> Iterator[World]:
-    yield running
-    running.end_learners()
-    running.troubles.disk_s = 0.0
 
 
 def test_no_fault_for_comparison(world: World) -> None:

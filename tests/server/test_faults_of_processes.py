@@ -25,7 +25,6 @@ from tests.server.fault_world import (
     process_of,
     published_and_served,
     publishing,
-    running_world,
 )
 from tests.server.forked_learner import ForkedLearner
 from tests.server.harms import run_out_of_memory
@@ -35,22 +34,6 @@ from tests.server.troubled import trouble
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 RELAY = "relay_process"
-
-
-@pytest.fixture(scope="module")
-def running(
-    tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
-    directory = tmp_path_factory.mktemp("processes")
-    with running_world(tiny_target, tiny_drafter, directory) as world:
-        yield world
-
-
-@pytest.fixture
-def world(running: World) -> Iterator[World]:
-    yield running
-    running.end_learners()
-    running.troubles.clock_s = 0.0
 
 
 def test_a_learner_that_stops_and_goes_on(world: World) -> None:

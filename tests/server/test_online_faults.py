@@ -8,7 +8,7 @@ import random
 import re
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,28 +27,12 @@ from tests.server.fault_world import (
     QUEUE_BYTES,
     World,
     publishing,
-    running_world,
     wait_for_refusal,
 )
 from tests.server.harms import break_gradients
 from tests.server.online_loop import add_version, metric, refusals, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def running(
-    tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
-    directory = tmp_path_factory.mktemp("faults")
-    with running_world(tiny_target, tiny_drafter, directory) as world:
-        yield world
-
-
-@pytest.fixture
-def world(running: World) -> Iterator[World]:
-    yield running
-    running.end_learners()
 
 
 def test_a_learner_may_be_killed_at_any_moment(world: World) -> None:
