@@ -11,6 +11,7 @@ from collections.abc import Sequence
 _PREFIX = struct.Struct("<Q")
 _MOST_FRAMES = 64
 _MOST_BYTES = 16 << 30  # of a message; the taps of a long prefill batch are a few GiB
+_UNSEEN_BYTES = 64 << 20  # memory that an announced size alone may take
 
 
 def send_frames(pipe: socket.socket, frames: Sequence[bytes | memoryview]) -> None:
@@ -42,11 +43,17 @@ def receive_frames(pipe: socket.socket) -> list[memoryview]:
 
 
 def _receive(pipe: socket.socket, size: int) -> memoryview:
-    memory = memoryview(bytearray(size))
-    done = 0
-    while done < size:
-        received = pipe.recv_into(memory[done:])
+    memory = bytearray()
+    while len(memory) < size:
+        done = len(memory)
+        memory += bytes(min(size - done, max(done, _UNSEEN_BYTES)))
+        _fill(pipe, memoryview(memory)[done:])
+    return memoryview(memory)
+
+
+def _fill(pipe: socket.socket, memory: memoryview) -> None:
+    while memory:
+        received = pipe.recv_into(memory)
         if received == 0:
             raise EOFError("the other end of the pipe is closed")
-        done += received
-    return memory
+        memory = memory[received:]
