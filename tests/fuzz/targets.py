@@ -6,3 +6,10 @@ from tests.fuzz.target import Make
 from tests.fuzz.texts import TEXTS
 
 TARGETS: dict[str, Make] = {**MESSAGES, **FILES, **TEXTS}
+
+# Fuzzing has found defects behind these that are still to be mended, and they are not run by default:
+# files that are refused with another error than a sentence, or that take too much memory or time.
+OPEN_TARGETS = frozenset(
+    ("drafter-config", "origin", "control-token", "learner-state", "decisions", "page")
+    + ("training-checkpoint",)
+)

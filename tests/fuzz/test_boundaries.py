@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.target import Target
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import OPEN_TARGETS, TARGETS
 
 # What one input may cost at most is bounded by its size; these inputs are small.
 _MOST_GROWTH_KIB = 256 << 10
@@ -20,7 +20,13 @@ _MOST_GROWTH_KIB = 256 << 10
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture(params=list(TARGETS), scope="module")
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.thorough] if name in OPEN_TARGETS else [])
+        for name in TARGETS
+    ],
+    scope="module",
+)
 def target(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Target]:
