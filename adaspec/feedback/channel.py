@@ -17,6 +17,7 @@ from adaspec.feedback.sockets import Endpoint, check_endpoint
 
 # sockaddr_un.sun_path holds 108 bytes with the terminator.
 _MAX_SOCKET_PATH = 107
+_MOST_TOKEN_BYTES = 1024
 _NAMES = ("feedback", "versions", "status", "control")
 
 
@@ -70,14 +71,20 @@ class Channel:
         """The token that the learner asks for; empty if no learner has made one.
 
         Raises:
-            AdaSpecError: if the keys are not an operator's.
+            AdaSpecError: if the keys are not an operator's, or the token's file holds none.
         """
         if self.token is None:
             return read_keys(Path(str(self.control.keys)), OperatorKeys).control_token
         try:
-            return self.token.read_text()
+            with self.token.open("rb") as file:
+                token = file.read(_MOST_TOKEN_BYTES + 1)
         except OSError:
             return ""
+        if len(token) > _MOST_TOKEN_BYTES or not token.isascii():
+            raise AdaSpecError(
+                f"{self.token} is not a control token; start the learner again, which makes one."
+            )
+        return token.decode("ascii")
 
 
 def open_channel(directory: Path, keys: Path | None = None) -> Channel:

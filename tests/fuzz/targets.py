@@ -11,7 +11,6 @@ TARGETS: dict[str, Make] = {**MESSAGES, **FILES, **TEXTS}
 # another error than a sentence, or that take too much memory or time. Not in the default run.
 OPEN_TARGETS = frozenset(
     {
-        "control-token",
         "decisions",
         "drafter-config",
         "learner-state",
