@@ -5,6 +5,7 @@ keys are needed. The learner binds all of them, servers and operators connect, s
 come, go and come back in any order.
 """
 
+import errno
 import os
 import secrets
 import stat
@@ -14,6 +15,7 @@ from pathlib import Path
 from adaspec.errors import AdaSpecError
 from adaspec.feedback.keys import LearnerKeys, OperatorKeys, read_keys, write_private
 from adaspec.feedback.sockets import Endpoint, check_endpoint
+from adaspec.files import read_bounded
 
 # sockaddr_un.sun_path holds 108 bytes with the terminator.
 _MAX_SOCKET_PATH = 107
@@ -76,15 +78,13 @@ class Channel:
         if self.token is None:
             return read_keys(Path(str(self.control.keys)), OperatorKeys).control_token
         try:
-            with self.token.open("rb") as file:
-                token = file.read(_MOST_TOKEN_BYTES + 1)
-        except OSError:
-            return ""
-        if len(token) > _MOST_TOKEN_BYTES or not token.isascii():
+            return read_bounded(self.token, _MOST_TOKEN_BYTES).decode("ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EFBIG:
+                return ""
             raise AdaSpecError(
                 f"{self.token} is not a control token; start the learner again, which makes one."
-            )
-        return token.decode("ascii")
+            ) from error
 
 
 def open_channel(directory: Path, keys: Path | None = None) -> Channel:
